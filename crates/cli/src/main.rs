@@ -1,0 +1,2 @@
+//! The tidekv command line.
+fn main() {}

@@ -1,0 +1,1 @@
+//! TideKV: layer-major prefill with delayed KV eviction, the library.

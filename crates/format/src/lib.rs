@@ -1,0 +1,1 @@
+//! Model files as typed tensor tables: untrusted bytes in, checked views out.

@@ -1,0 +1,1 @@
+//! Numeric CPU kernels of TideKV: shapes, not models.

@@ -1,0 +1,1 @@
+//! Tiny seeded models, dense references and comparators for TideKV's tests.
