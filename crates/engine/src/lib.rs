@@ -1,1 +1,3 @@
 //! TideKV: layer-major prefill with delayed KV eviction, the library.
+
+pub mod text;

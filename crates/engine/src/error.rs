@@ -1,0 +1,87 @@
+//! What can go wrong in the library, with the numbers.
+
+use crate::backend::BackendError;
+use crate::memory::{Component, Refusal};
+use crate::model::ModelError;
+use crate::select::SelectError;
+use crate::text::TextError;
+use tidekv_format::FormatError;
+
+/// Errors of the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file is damaged or not a model.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The file is a model the engine does not support.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Tokenizer, template or text.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The selector does not fit the budget or the prompt.
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    /// The device failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The memory plan does not fit; nothing was computed.
+    #[error(transparent)]
+    Refused(#[from] Box<Refusal>),
+    /// An allocation beyond the limit was stopped.
+    #[error("{component} needs {bytes} bytes more; {total} in all would pass the limit of {limit} bytes")]
+    LimitReached {
+        /// What for.
+        component: Component,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Total with them.
+        total: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A prompt longer than the context.
+    #[error("the prompt has {tokens} tokens, {excess} more than the model's context of {context}; shorten it, choose a way to cut it (--overflow), or stretch the context (--rope-scaling)", excess = tokens - context)]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Largest prompt.
+        context: usize,
+    },
+    /// A token id that the model does not have.
+    #[error("token id {id} at index {index} is not in the vocabulary of {vocab} tokens")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Its place in the prompt.
+        index: usize,
+        /// Number of tokens the model has.
+        vocab: usize,
+    },
+    /// A setting that makes no sense.
+    #[error("{setting} = {value}: {reason}")]
+    Setting {
+        /// Which setting.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// Uncompressed K/V of more layers than the schedule has room for.
+    #[error("layer {layer} cannot be active: {active} layers are, and the schedule has room for {room}")]
+    ActiveLayers {
+        /// The layer.
+        layer: usize,
+        /// Active layers.
+        active: usize,
+        /// Allowed.
+        room: usize,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}

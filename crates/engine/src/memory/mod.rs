@@ -1,0 +1,17 @@
+//! Memory: names, sizes, the plan made before a run and the ledger kept during
+//! it.
+
+mod accountant;
+mod component;
+pub mod layout;
+mod limit;
+mod plan;
+mod process;
+mod suggest;
+
+pub use accountant::{Accountant, Charge, Charged, Moment, Peak, StepMemory};
+pub use component::{Breakdown, Component};
+pub use limit::{SystemMemory, default_limit, system_memory};
+pub use plan::{Plan, PlanInput, WeightBytes, plan, plan_steps};
+pub use process::{ProcessMemory, process_memory};
+pub use suggest::{Refusal, largest_prompt, refuse_unless_fits};

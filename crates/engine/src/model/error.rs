@@ -1,0 +1,62 @@
+//! Why a well-formed file is not a model TideKV can run.
+
+/// Errors of reading a model from a file.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ModelError {
+    /// The architecture is not supported.
+    #[error("architecture `{found}`: not supported; supported: {supported}")]
+    Architecture {
+        /// Name in the file.
+        found: String,
+        /// Supported names.
+        supported: String,
+    },
+    /// The model uses something the engine does not compute.
+    #[error("{feature}: not supported")]
+    Feature {
+        /// What it is, as a user would name it.
+        feature: String,
+    },
+    /// A tensor the architecture needs is absent.
+    #[error("tensor `{name}` is missing")]
+    MissingTensor {
+        /// Tensor name.
+        name: String,
+    },
+    /// A tensor has another shape than the header says.
+    #[error("tensor `{name}` has shape {found:?}, expected {expected:?} (fastest dimension first)")]
+    TensorShape {
+        /// Tensor name.
+        name: String,
+        /// Shape in the file.
+        found: Vec<u64>,
+        /// Shape that the header implies.
+        expected: Vec<u64>,
+    },
+    /// A tensor is stored in a type the backend cannot read.
+    #[error("tensor `{name}` is stored as {found}: not supported; supported: {supported}")]
+    TensorType {
+        /// Tensor name.
+        name: String,
+        /// Type in the file.
+        found: String,
+        /// Supported types.
+        supported: String,
+    },
+    /// A number in the header makes no sense.
+    #[error("{key} = {value}: {reason}")]
+    Value {
+        /// Metadata key or field.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A required metadata key is absent.
+    #[error("metadata key `{key}` is missing")]
+    MissingKey {
+        /// Metadata key.
+        key: String,
+    },
+}

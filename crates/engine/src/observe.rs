@@ -1,0 +1,59 @@
+//! Observers: what a caller can see and stop while a prompt is read.
+//!
+//! The executor itself neither times nor prints. It tells an observer before
+//! and after every step; progress bars, timings, the memory timeline, fidelity
+//! checks and cancellation are observers.
+
+use crate::memory::StepMemory;
+use crate::schedule::{Cost, Step};
+use std::ops::ControlFlow;
+
+/// How far a prefill is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Operations done before the step.
+    pub done: Cost,
+    /// Operations of the step.
+    pub step: Cost,
+    /// Operations of the whole prefill.
+    pub total: Cost,
+}
+
+/// Access to the numbers of a run between two steps. Reading costs time and is
+/// meant for tests and checks.
+pub trait Tap {
+    /// Hidden states that the last step wrote, `[rows, d_model]`, with the
+    /// position of the first row: after an embed or layer step.
+    fn hidden(&self) -> Option<(usize, Vec<f32>)>;
+
+    /// Keys and values `[Hkv, S, D]` of the layer that the coming step
+    /// compresses: before an evict step.
+    fn active_kv(&self) -> Option<(Vec<f32>, Vec<f32>)>;
+}
+
+/// Sees every step of a prefill.
+pub trait Observer {
+    /// Called before a step. `Break` cancels the run: its memory is released
+    /// and the caller gets [`crate::Error::Cancelled`].
+    fn before(&mut self, step: &Step, progress: &Progress, tap: &dyn Tap) -> ControlFlow<()> {
+        let _ = (step, progress, tap);
+        ControlFlow::Continue(())
+    }
+
+    /// Called after a step with the memory it used.
+    fn after(&mut self, step: &Step, memory: &StepMemory, tap: &dyn Tap) {
+        let _ = (step, memory, tap);
+    }
+
+    /// Rows of logits, where [`crate::Outputs`] asks for all of them:
+    /// `[rows, vocab]`, one row at a time, with its position.
+    fn logits_row(&mut self, position: usize, logits: &[f32]) {
+        let _ = (position, logits);
+    }
+}
+
+/// An observer that sees nothing and never cancels.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {}

@@ -1,0 +1,33 @@
+//! Text to tokens and back: tokenizer, chat template, streaming decode.
+//!
+//! A prompt goes through here in this order: [`text_from_bytes`] (bytes to
+//! text), in chat mode [`ChatTemplate::render`], then [`Tokenizer::encode`]
+//! or [`Tokenizer::encode_chat`]. Generated ids come back through
+//! [`DetokenizeStream`] and [`StopMatcher`].
+//!
+//! What is promised, with the test that holds it (`tests/text_models.rs` for the real models):
+//!
+//! - Text from a user never becomes a control token
+//!   (`user_text_never_becomes_control`); [`chat`] says how.
+//! - Prompts begin with exactly one BOS if the model wants one, else with none (`bos_is_there_once`).
+//! - A megabyte of anything takes well under two seconds (`a_megabyte_of_anything`): every step is linear or
+//!   `n log n`, nothing recurses over text.
+//! - Encoding can be cancelled ([`Tokenizer::encode_polled`]) and holds about 70 bytes per byte of the
+//!   longest word while it runs.
+
+pub mod chat;
+mod detokenize;
+mod error;
+mod jinja;
+mod markers;
+mod pre;
+mod stop;
+mod tokenizer;
+mod vocab;
+
+pub use chat::{ChatOptions, ChatTemplate, GenerationPrompt, Message, RenderedChat};
+pub use detokenize::DetokenizeStream;
+pub use error::{TextError, text_from_bytes};
+pub use stop::{StopMatcher, StopStep};
+pub use tokenizer::{Poll, Specials, Tokenizer};
+pub use vocab::{TokenKind, VocabSource};

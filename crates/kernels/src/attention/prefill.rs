@@ -1,0 +1,229 @@
+//! The prefill arithmetic: tiles of stacked rows against the fixed grid of key blocks.
+
+use std::ops::Range;
+
+use super::Attend;
+use super::logits::{Logits, Stack, pack_query};
+use super::output::{Extend, normalise, rescale};
+use super::softmax::Running;
+use crate::kv::expand::{expand_k, expand_v, k_panels_len, v_panels_len};
+use crate::kv::{KEY_BLOCK, KvLayout};
+use crate::lanes::{Kernel, Lanes};
+use crate::tile::{self, Product};
+
+/// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few enough that the
+/// tile's weights and the expanded block stay in a 512 KiB L2 cache.
+const TILE_ROWS: usize = 112;
+
+/// Scratch parts begin at multiples of a cache line's floats.
+const LINE: usize = 16;
+
+/// Positions of a tile: `TILE_ROWS` stacked rows if the group is smaller than that, else one position.
+fn tile_positions(group: usize) -> usize {
+    (TILE_ROWS / group).max(1)
+}
+
+/// Length of [`super::attend_scratch_len`].
+pub(super) struct ScratchLen {
+    pub(super) layout: KvLayout,
+    pub(super) rows: usize,
+    pub(super) group: usize,
+}
+
+impl Kernel for ScratchLen {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) -> usize {
+        parts::<L>(self.layout, self.rows.min(tile_positions(self.group)) * self.group).iter().sum()
+    }
+}
+
+/// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, queries, weights, output,
+/// maxima and sums.
+fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 7] {
+    let d = layout.head_dim;
+    [
+        k_panels_len(d),
+        v_panels_len::<L>(d),
+        rows * d,
+        rows * KEY_BLOCK,
+        rows * d.next_multiple_of(tile::width::<L>()),
+        rows,
+        rows,
+    ]
+    .map(|len| len.next_multiple_of(LINE))
+}
+
+/// A call of [`super::attend`].
+pub(super) struct Prefill<'a> {
+    pub(super) attend: &'a Attend<'a>,
+    pub(super) q: &'a mut [f32],
+    pub(super) scratch: &'a mut [f32],
+}
+
+impl Kernel for Prefill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Prefill { attend, q, scratch } = self;
+        let step = tile_positions(attend.group);
+        let mut first = 0;
+        while first < attend.rows {
+            let positions = step.min(attend.rows - first);
+            let q = &mut q[first * attend.q_stride..];
+            let mut tile = Tile::new::<L>(attend, first, positions, scratch);
+            tile.pack(lanes, attend, q);
+            tile.attend_all(lanes, attend);
+            tile.unpack(lanes, attend, q);
+            first += positions;
+        }
+    }
+}
+
+/// Rows of several positions and all heads of the group, with everything that a block changes.
+struct Tile<'a> {
+    stack: Stack,
+    /// The block's K, `[KEY_BLOCK / width][D][width]`.
+    k_panels: &'a mut [f32],
+    /// The block's V, `[ceil(D / width)][KEY_BLOCK][width]`.
+    v_panels: &'a mut [f32],
+    /// Scaled queries, `[rows, D]`.
+    q: &'a mut [f32],
+    /// Logits, then weights, `[rows, KEY_BLOCK]`.
+    weights: &'a mut [f32],
+    /// O, `[rows, out_width]`.
+    out: &'a mut [f32],
+    /// D rounded up to whole panels.
+    out_width: usize,
+    /// `[rows]`: m.
+    max: &'a mut [f32],
+    /// `[rows]`: l.
+    sum: &'a mut [f32],
+}
+
+impl<'a> Tile<'a> {
+    /// The tile of rows `first..first + positions` of the call.
+    #[inline(always)]
+    fn new<L: Lanes>(attend: &Attend, first: usize, positions: usize, scratch: &'a mut [f32]) -> Tile<'a> {
+        let rows = positions * attend.group;
+        let mut rest = scratch;
+        let [k_panels, v_panels, q, weights, out, max, sum] = parts::<L>(attend.layout, rows).map(|len| {
+            let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = tail;
+            part
+        });
+        Tile {
+            stack: Stack { first_pos: attend.first_pos + first, group: attend.group, rows },
+            k_panels,
+            v_panels,
+            q,
+            weights,
+            out,
+            out_width: attend.layout.head_dim.next_multiple_of(tile::width::<L>()),
+            max,
+            sum,
+        }
+    }
+
+    /// Takes the scaled queries in and resets the running state.
+    #[inline(always)]
+    fn pack<L: Lanes>(&mut self, lanes: L, attend: &Attend, q: &[f32]) {
+        let (d, group) = (attend.layout.head_dim, attend.group);
+        for (row, packed) in self.q.chunks_exact_mut(d).enumerate().take(self.stack.rows) {
+            let from = &q[row / group * attend.q_stride + attend.col + row % group * d..][..d];
+            pack_query(lanes, attend.scale, from, packed);
+        }
+        self.out.fill(0.0);
+        self.max.fill(Running::EMPTY.max);
+        self.sum.fill(Running::EMPTY.sum);
+    }
+
+    /// Every block that some row sees, ascending.
+    #[inline(always)]
+    fn attend_all<L: Lanes>(&mut self, lanes: L, attend: &Attend) {
+        let layout = attend.layout;
+        let last = self.stack.first_pos + self.stack.rows / self.stack.group;
+        for block in 0..last.div_ceil(KEY_BLOCK) {
+            let base = block * KEY_BLOCK;
+            let keys = self.stack.visible_to_any(base);
+            let bytes = layout.k_block_bytes();
+            expand_k(lanes, layout, &attend.k[block * bytes..][..bytes], keys, self.k_panels);
+            let bytes = layout.v_block_bytes();
+            expand_v(lanes, layout, &attend.v[block * bytes..][..bytes], keys, self.v_panels);
+            self.attend_block(lanes, layout.head_dim, base, keys);
+        }
+    }
+
+    /// One step of the online softmax for every row that sees the expanded block.
+    #[inline(always)]
+    fn attend_block<L: Lanes>(&mut self, lanes: L, head_dim: usize, base: usize, keys: usize) {
+        let stack = self.stack;
+        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
+        logits.write(lanes, 0..keys, self.weights);
+        let first = stack.first_seeing(base);
+        for row in first..stack.rows {
+            let mut running = Running { max: self.max[row], sum: self.sum[row] };
+            let logits = &mut self.weights[row * KEY_BLOCK..][..KEY_BLOCK];
+            let alpha = running.fold(lanes, logits, stack.visible(row, base));
+            (self.max[row], self.sum[row]) = (running.max, running.sum);
+            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
+        }
+        let width = tile::width::<L>();
+        for panel in 0..self.out_width / width {
+            if stack.visible(first, base) == KEY_BLOCK {
+                self.extend(lanes, panel, first..stack.rows, 0..KEY_BLOCK);
+            } else {
+                self.extend_diagonal(lanes, panel, base, first);
+            }
+        }
+    }
+
+    /// `O += P V` for the rows from `first` on where not all of them see the whole block.
+    ///
+    /// The rows of a micro-tile run together over the keys that the first of them sees; then each further key extends
+    /// the chains of the rows that see it. So a chain stops at its row's own last key: a weight of zero would not hide
+    /// a NaN value.
+    #[inline(always)]
+    fn extend_diagonal<L: Lanes>(&mut self, lanes: L, panel: usize, base: usize, first: usize) {
+        let stack = self.stack;
+        for row in (first..stack.rows).step_by(L::ROW_TILE) {
+            let end = (row + L::ROW_TILE).min(stack.rows);
+            let common = stack.visible(row, base);
+            self.extend(lanes, panel, row..end, 0..common);
+            for key in common..stack.visible(end - 1, base) {
+                self.extend(lanes, panel, stack.first_seeing(base + key)..end, key..key + 1);
+            }
+        }
+    }
+
+    /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel.
+    #[inline(always)]
+    fn extend<L: Lanes>(&mut self, lanes: L, panel: usize, rows: Range<usize>, keys: Range<usize>) {
+        let width = tile::width::<L>();
+        let product = Product {
+            a: &self.weights[rows.start * KEY_BLOCK + keys.start..],
+            lda: KEY_BLOCK,
+            b: &self.v_panels[(panel * KEY_BLOCK + keys.start) * width..],
+            ldb: width,
+            k: keys.len(),
+        };
+        let mut sink = Extend {
+            out: &mut self.out[rows.start * self.out_width + panel * width..],
+            stride: self.out_width,
+        };
+        tile::multiply(lanes, product, rows.len(), &mut sink);
+    }
+
+    /// Writes `O / l` over the queries.
+    #[inline(always)]
+    fn unpack<L: Lanes>(&self, lanes: L, attend: &Attend, q: &mut [f32]) {
+        let (d, group) = (attend.layout.head_dim, attend.group);
+        for row in 0..self.stack.rows {
+            let to = &mut q[row / group * attend.q_stride + attend.col + row % group * d..][..d];
+            let from = &self.out[row * self.out_width..][..self.out_width];
+            normalise(lanes, from, self.sum[row], to);
+        }
+    }
+}

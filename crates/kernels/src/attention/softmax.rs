@@ -1,0 +1,78 @@
+//! One step of the online softmax of one row, shared by prefill, decode and scoring.
+
+use crate::exp::exp;
+use crate::kv::KEY_BLOCK;
+use crate::lanes::{Lanes, MAX_LANES};
+
+/// Independent accumulators of a row's maximum and sum; part of the definition of the sum's bits.
+const CHAINS: usize = 4;
+
+/// Running state of a row's softmax.
+#[derive(Clone, Copy)]
+pub(crate) struct Running {
+    /// m, the largest logit so far; -inf before the first.
+    pub(crate) max: f32,
+    /// l, the sum of `exp(s - m)` so far.
+    pub(crate) sum: f32,
+}
+
+impl Running {
+    /// No key seen.
+    pub(crate) const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Folds in the first `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces them by their weights
+    /// `exp(s - m')`; what the last vector holds beyond `visible` becomes +0, what lies behind it is not touched.
+    /// Returns the factor `exp(m - m')` of everything summed before (0 in the first block).
+    ///
+    /// The sum adds vector `i` to chain `i % CHAINS`, then the chains, then the lanes. Weights are never -0, so hidden
+    /// lanes, which would add +0, change no bit: the order does not depend on `visible`.
+    #[inline(always)]
+    pub(crate) fn fold<L: Lanes>(&mut self, lanes: L, logits: &mut [f32], visible: usize) -> f32 {
+        let max = block_max(lanes, logits, visible).max(self.max);
+        let zero = lanes.splat(0.0);
+        let splat = lanes.splat(max);
+        let mut chains = [zero; CHAINS];
+        let row = &mut logits[..visible.next_multiple_of(L::N)];
+        for group in row.chunks_mut(CHAINS * L::N) {
+            for (chain, vector) in chains.iter_mut().zip(group.chunks_exact_mut(L::N)) {
+                let weight = exp(lanes, lanes.sub(lanes.load(vector), splat));
+                lanes.store(weight, vector);
+                *chain = lanes.add(*chain, weight);
+            }
+        }
+        let [a, b, c, d] = chains;
+        let sum = lanes.reduce_add(lanes.add(lanes.add(a, b), lanes.add(c, d)));
+        let alpha = exp_scalar(lanes, self.max - max);
+        *self = Running { max, sum: self.sum * alpha + sum };
+        alpha
+    }
+}
+
+/// Largest of the first `visible` logits, passing over NaN (whose weight then is NaN); sets what follows them in their last vector to -inf.
+#[inline(always)]
+fn block_max<L: Lanes>(lanes: L, logits: &mut [f32], visible: usize) -> f32 {
+    assert!(visible <= KEY_BLOCK && logits.len() >= KEY_BLOCK);
+    let hidden = lanes.splat(f32::NEG_INFINITY);
+    let tail = visible % L::N;
+    if tail > 0 {
+        let last = &mut logits[visible - tail..];
+        lanes.store(lanes.select(lanes.first(tail), lanes.load(last), hidden), last);
+    }
+    let mut chains = [hidden; CHAINS];
+    let row = &logits[..visible.next_multiple_of(L::N)];
+    for group in row.chunks(CHAINS * L::N) {
+        for (chain, vector) in chains.iter_mut().zip(group.chunks_exact(L::N)) {
+            *chain = lanes.max(lanes.load(vector), *chain);
+        }
+    }
+    let [a, b, c, d] = chains;
+    lanes.reduce_max(lanes.max(lanes.max(a, b), lanes.max(c, d)))
+}
+
+/// The vector exp of one number, so that a lone factor has the same bits as a lane.
+#[inline(always)]
+fn exp_scalar<L: Lanes>(lanes: L, x: f32) -> f32 {
+    let mut out = [0.0; MAX_LANES];
+    lanes.store(exp(lanes, lanes.splat(x)), &mut out);
+    out[0]
+}

@@ -1,0 +1,278 @@
+//! Matrix product of prefill: activations `A [M, K]` times weights `W [N, K]` transposed.
+//!
+//! Weights are unpacked once per chunk of the prompt into panels, `[K][NR]` f32 with
+//! NR = [`panel_width`]; then all rows of the chunk run over each panel. A is read as it lies. The
+//! caller splits M over threads, or N over calls, never K: each output is one chain of
+//! multiply-adds in ascending K, the same in every tile (see `tile`), so the bits of a row of C
+//! depend on that row of A and on the weights only.
+
+use crate::exp::silu;
+use crate::isa::Isa;
+use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
+use crate::quant::{self, MAX_BLOCK_LEN, WeightView};
+use crate::tile::{self, Product, ROW_VECTORS, Rows};
+
+/// Columns of a packed panel, NR, on this tier.
+pub fn panel_width(isa: Isa) -> usize {
+    struct Width;
+    impl Kernel for Width {
+        type Output = usize;
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, _: L) -> usize {
+            tile::width::<L>()
+        }
+    }
+    dispatch(isa, Width)
+}
+
+/// Unpacks rows `n0..n0 + NR` of the weights `w` `[N, K]` to `panel` `[K][NR]`, zero beyond row N.
+///
+/// # Panics
+/// If `panel` has another length than `K * NR`.
+pub fn pack_panel(isa: Isa, w: &WeightView<'_>, n0: usize, panel: &mut [f32]) {
+    assert_eq!(panel.len(), w.cols() * panel_width(isa), "a panel of {} columns", w.cols());
+    dispatch(isa, Pack { w, n0, panel });
+}
+
+/// What becomes of a finished product `acc` of column n.
+#[derive(Clone, Copy, Debug)]
+pub enum Epilogue<'a> {
+    /// `C = acc`.
+    Store,
+    /// `C = acc + bias[n]`; the bias has an entry for every column of C up to the last one written.
+    Bias(&'a [f32]),
+    /// `C = C + acc`: the residual connection.
+    Add,
+    /// `C = silu(acc)`: the gate of a gated MLP.
+    Silu,
+    /// `C = C * acc`: the gated product, where C holds the gate.
+    Mul,
+}
+
+/// One call of [`gemm_panels`].
+#[derive(Clone, Copy, Debug)]
+pub struct PanelGemm<'a> {
+    /// A `[rows, k]`: row r begins at `r * lda`. A stride of a multiple of 4096 bytes makes the
+    /// rows of a tile compete for one set of the L1 cache; 16 elements of padding avoid it.
+    pub a: &'a [f32],
+    /// Elements from one row of A to the next.
+    pub lda: usize,
+    /// Rows of A and C, M.
+    pub rows: usize,
+    /// Columns of A and of the weights, K.
+    pub k: usize,
+    /// Packed weights `[P][K][NR]`, from [`pack_panel`].
+    pub panels: &'a [f32],
+    /// Column of C of the first packed weight row.
+    pub n0: usize,
+    /// Columns of C to compute, at most `P * NR`.
+    pub cols: usize,
+    /// What becomes of the products.
+    pub epilogue: Epilogue<'a>,
+}
+
+/// `C[r, n0 + j] = epilogue(A[r, :] . W[n0 + j, :])` for `r < rows`, `j < cols`; the rest of
+/// `c` `[rows, ldc]` keeps its values.
+///
+/// # Panics
+/// If a slice is shorter than its shape, or the columns do not fit in a row of C.
+pub fn gemm_panels(isa: Isa, gemm: PanelGemm<'_>, c: &mut [f32], ldc: usize) {
+    let PanelGemm { rows, k, panels, n0, cols, .. } = gemm;
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let width = panel_width(isa);
+    let end = n0 + cols;
+    assert!(end <= ldc, "columns {n0}..{end} in rows of {ldc}");
+    assert!(c.len() >= (rows - 1) * ldc + end, "C [{rows}, {ldc}] has {} elements", c.len());
+    assert!(panels.len() >= cols.div_ceil(width) * k * width, "panels for {cols} columns");
+    if let Epilogue::Bias(bias) = gemm.epilogue {
+        assert!(bias.len() >= end, "a bias of {} for {end} columns", bias.len());
+    }
+    dispatch(isa, Multiply { gemm, c, ldc });
+}
+
+struct Pack<'a> {
+    w: &'a WeightView<'a>,
+    n0: usize,
+    panel: &'a mut [f32],
+}
+
+impl Kernel for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Pack { w, n0, panel } = self;
+        let width = tile::width::<L>();
+        // Stretches of N rows are decoded to a buffer that stays in the L1 cache, then transposed.
+        let mut decoded = [0.0; MAX_LANES * MAX_BLOCK_LEN];
+        for k0 in (0..w.cols()).step_by(MAX_BLOCK_LEN) {
+            let len = MAX_BLOCK_LEN.min(w.cols() - k0);
+            let rows_of_panel = &mut panel[k0 * width..(k0 + len) * width];
+            for vector in 0..ROW_VECTORS {
+                let n = n0 + vector * L::N;
+                for (i, row) in decoded.chunks_exact_mut(MAX_BLOCK_LEN).take(L::N).enumerate() {
+                    let row = &mut row[..len];
+                    if n + i < w.rows() {
+                        quant::decode(lanes, w.block(), w.row_part(n + i, k0..k0 + len), row);
+                    } else {
+                        row.fill(0.0);
+                    }
+                }
+                transpose(lanes, &decoded, len, &mut rows_of_panel[vector * L::N..]);
+            }
+        }
+    }
+}
+
+/// `panel[j * width + i] = decoded[i * MAX_BLOCK_LEN + j]` for `i < N`, `j < len`.
+#[inline(always)]
+fn transpose<L: Lanes>(lanes: L, decoded: &[f32], len: usize, panel: &mut [f32]) {
+    let width = tile::width::<L>();
+    let whole = len - len % L::N;
+    for j in (0..whole).step_by(L::N) {
+        lanes.transpose(&decoded[j..], MAX_BLOCK_LEN, &mut panel[j * width..], width);
+    }
+    for j in whole..len {
+        for i in 0..L::N {
+            panel[j * width + i] = decoded[i * MAX_BLOCK_LEN + j];
+        }
+    }
+}
+
+/// Terms of the chains that a tile adds before it moves on: one panel's part, `[K_BLOCK][NR]`, and
+/// the rows of a [`ROW_TILES`] block share the L2 cache.
+const K_BLOCK: usize = 1024;
+/// Row tiles that pass over a panel's part before the next part is fetched.
+const ROW_TILES: usize = 8;
+/// Panels that the rows of a block pass over before the next terms are added.
+const PANELS: usize = 8;
+/// Unfinished sums of a block on any tier.
+const MAX_PARTIAL: usize = ROW_TILES * 14 * PANELS * ROW_VECTORS * MAX_LANES;
+
+struct Multiply<'a> {
+    gemm: PanelGemm<'a>,
+    c: &'a mut [f32],
+    ldc: usize,
+}
+
+impl Kernel for Multiply<'_> {
+    type Output = ();
+
+    /// Loops, outermost first: groups of panels, row blocks, K blocks, the panels of a group, and
+    /// (in `tile::multiply`) the row tiles of a block. Between its K blocks a chain waits in
+    /// `partial` as the f32 that it is in the register, which changes no bit of it.
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Multiply { gemm, c, ldc } = self;
+        let PanelGemm { a, lda, rows, k, panels, n0, cols, epilogue } = gemm;
+        let width = tile::width::<L>();
+        let (block_rows, group_cols) = (ROW_TILES * L::ROW_TILE, PANELS * width);
+        let mut partial = [0.0; MAX_PARTIAL];
+        for group in (0..cols).step_by(group_cols) {
+            let group_end = cols.min(group + group_cols);
+            for row in (0..rows).step_by(block_rows) {
+                let rows = block_rows.min(rows - row);
+                // A single empty block where K is 0: the sums are 0, and the epilogue still runs.
+                for k0 in (0..k.max(1)).step_by(K_BLOCK) {
+                    let k1 = k.min(k0 + K_BLOCK);
+                    for j in (group..group_end).step_by(width) {
+                        let b = &panels[j * k + k0 * width..j * k + k1 * width];
+                        let a = &a[row * lda + k0..];
+                        let mut output = Output {
+                            partial: &mut partial[(j - group) * block_rows..],
+                            first: k0 == 0,
+                            last: k1 == k,
+                            c: &mut c[row * ldc + n0 + j..],
+                            ldc,
+                            cols: width.min(cols - j),
+                            epilogue: epilogue.from_column(n0 + j),
+                        };
+                        let product = Product { a, lda, b, ldb: width, k: k1 - k0 };
+                        tile::multiply(lanes, product, rows, &mut output);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<'a> Epilogue<'a> {
+    /// The same for columns that count from `n`.
+    fn from_column(self, n: usize) -> Epilogue<'a> {
+        match self {
+            Epilogue::Bias(bias) => Epilogue::Bias(&bias[n..]),
+            other => other,
+        }
+    }
+
+    /// Applies it to one vector of products and the vector of C at `c`.
+    #[inline(always)]
+    fn apply<L: Lanes>(self, lanes: L, acc: L::V, lane0: usize, c: &mut [f32]) {
+        let value = match self {
+            Epilogue::Store => acc,
+            Epilogue::Bias(bias) => lanes.add(acc, lanes.load_first(&bias[lane0..])),
+            Epilogue::Add => lanes.add(lanes.load(c), acc),
+            Epilogue::Silu => silu(lanes, acc),
+            Epilogue::Mul => lanes.mul(lanes.load(c), acc),
+        };
+        lanes.store(value, c);
+    }
+}
+
+/// One panel's columns of a row block: of the unfinished sums and of C.
+struct Output<'a> {
+    /// `[rows][NR]`.
+    partial: &'a mut [f32],
+    /// Whether the chains begin here.
+    first: bool,
+    /// Whether they end here.
+    last: bool,
+    /// From the first row's first column on.
+    c: &'a mut [f32],
+    ldc: usize,
+    /// Columns that exist; the panel is zero beyond them.
+    cols: usize,
+    /// Its columns count from this panel's first one.
+    epilogue: Epilogue<'a>,
+}
+
+impl<L: Lanes> Rows<L> for Output<'_> {
+    #[inline(always)]
+    fn start(&self, lanes: L, row: usize) -> [L::V; ROW_VECTORS] {
+        if self.first {
+            return [lanes.splat(0.0); ROW_VECTORS];
+        }
+        let sums = &self.partial[row * tile::width::<L>()..];
+        [lanes.load(sums), lanes.load(&sums[L::N..])]
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]) {
+        let width = tile::width::<L>();
+        if !self.last {
+            let sums = &mut self.partial[row * width..][..width];
+            lanes.store(acc[0], sums);
+            lanes.store(acc[1], &mut sums[L::N..]);
+            return;
+        }
+        let c = &mut self.c[row * self.ldc..][..self.cols];
+        if c.len() == width {
+            for (v, acc) in acc.into_iter().enumerate() {
+                self.epilogue.apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
+            }
+            return;
+        }
+        let mut whole = [0.0; ROW_VECTORS * MAX_LANES];
+        whole[..c.len()].copy_from_slice(c);
+        for (v, acc) in acc.into_iter().enumerate() {
+            self.epilogue.apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
+        }
+        c.copy_from_slice(&whole[..c.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests;

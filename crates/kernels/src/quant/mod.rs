@@ -1,0 +1,180 @@
+//! Block-quantised weights: block types, decoding and the view of a weight matrix.
+//!
+//! The layouts and the decoding formulas are those of GGML (`ggml-quants.c`, `dequantize_row_*`),
+//! so that GGUF tensors are used as they lie in the file. Each format has one file with its layout
+//! and one portable decoder; that source is compiled once for every ISA tier. It is enough: the
+//! loops are plain enough for LLVM to vectorise, and in every format at most one operation per
+//! element rounds, so the values are the same bits on every tier, with or without FMA.
+
+pub(crate) mod float;
+pub(crate) mod q4_1;
+pub(crate) mod q4_k;
+pub(crate) mod q5_0;
+pub(crate) mod q6_k;
+pub(crate) mod q8_0;
+pub(crate) mod runs;
+mod view;
+
+use std::fmt;
+
+pub use view::{WeightError, WeightView};
+
+use crate::isa::Isa;
+use crate::lanes::{Kernel, Lanes, dispatch};
+use float::FloatFormat;
+
+/// Storage type of a weight matrix, with GGML's names and byte layouts.
+///
+/// A row of a matrix is a whole number of blocks; the float types are blocks of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockType {
+    /// IEEE 754 binary32, little-endian.
+    F32,
+    /// IEEE 754 binary16, little-endian.
+    F16,
+    /// bfloat16, little-endian.
+    BF16,
+    /// 32 elements of 4 bits, scale and minimum: 5.0 bits per weight.
+    Q4_1,
+    /// 32 elements of 5 bits, scale: 5.5 bits per weight.
+    Q5_0,
+    /// 32 elements of 8 bits, scale: 8.5 bits per weight.
+    Q8_0,
+    /// 256 elements of 4 bits, eight packed scales and minima: 4.5 bits per weight.
+    Q4K,
+    /// 256 elements of 6 bits, sixteen scales: 6.5625 bits per weight.
+    Q6K,
+}
+
+impl BlockType {
+    /// Every block type, in declaration order.
+    pub const ALL: [Self; 8] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q8_0,
+        Self::Q4K,
+        Self::Q6K,
+    ];
+
+    /// Elements of one block.
+    #[must_use]
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q4_1 => q4_1::LEN,
+            Self::Q5_0 => q5_0::LEN,
+            Self::Q8_0 => q8_0::LEN,
+            Self::Q4K => q4_k::LEN,
+            Self::Q6K => q6_k::LEN,
+        }
+    }
+
+    /// Bytes of one block.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => float::F32::BYTES,
+            Self::F16 => float::F16::BYTES,
+            Self::BF16 => float::BF16::BYTES,
+            Self::Q4_1 => q4_1::BYTES,
+            Self::Q5_0 => q5_0::BYTES,
+            Self::Q8_0 => q8_0::BYTES,
+            Self::Q4K => q4_k::BYTES,
+            Self::Q6K => q6_k::BYTES,
+        }
+    }
+
+    /// Bytes of a row of `cols` elements; `None` if `cols` is not a whole number of blocks or the
+    /// product overflows.
+    #[must_use]
+    pub const fn row_bytes(self, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (cols / self.block_len()).checked_mul(self.block_bytes())
+    }
+
+    /// GGML's name of the type, as in GGUF listings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+}
+
+impl fmt::Display for BlockType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The longest block of any type, in elements: every block length divides it, so buffers of this
+/// length hold whole blocks of every type.
+pub(crate) const MAX_BLOCK_LEN: usize = 256;
+const _: () = {
+    let mut at = 0;
+    while at < BlockType::ALL.len() {
+        assert!(MAX_BLOCK_LEN.is_multiple_of(BlockType::ALL[at].block_len()));
+        at += 1;
+    }
+};
+
+/// Decodes whole blocks to f32: `bytes` is `[blocks * block_bytes]`, `out` is `[blocks *
+/// block_len]`.
+///
+/// The values are bit-equal to GGML's reference decoders on every tier (a NaN scale gives NaN, of
+/// unspecified payload).
+///
+/// # Panics
+/// If `out` is not a whole number of blocks or `bytes` has another number of blocks than `out`.
+pub fn dequantize(isa: Isa, block: BlockType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        Some(bytes.len()),
+        block.row_bytes(out.len()),
+        "{} bytes of {block} do not decode to {} elements",
+        bytes.len(),
+        out.len()
+    );
+    dispatch(isa, Dequantize { block, bytes, out });
+}
+
+struct Dequantize<'a> {
+    block: BlockType,
+    bytes: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Dequantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        decode(lanes, self.block, self.bytes, self.out);
+    }
+}
+
+/// The body of [`dequantize`], for kernels that decode on the way; the numbers of blocks agree.
+#[inline(always)]
+pub(crate) fn decode<L: Lanes>(lanes: L, block: BlockType, bytes: &[u8], out: &mut [f32]) {
+    match block {
+        BlockType::F32 => float::decode::<float::F32, L>(lanes, bytes, out),
+        BlockType::F16 => float::decode::<float::F16, L>(lanes, bytes, out),
+        BlockType::BF16 => float::decode::<float::BF16, L>(lanes, bytes, out),
+        BlockType::Q4_1 => runs::decode(lanes, bytes, out, q4_1::unpack),
+        BlockType::Q5_0 => runs::decode(lanes, bytes, out, q5_0::unpack),
+        BlockType::Q8_0 => runs::decode(lanes, bytes, out, q8_0::unpack),
+        BlockType::Q4K => runs::decode(lanes, bytes, out, q4_k::unpack),
+        BlockType::Q6K => runs::decode(lanes, bytes, out, q6_k::unpack),
+    }
+}

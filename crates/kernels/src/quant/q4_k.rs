@@ -1,0 +1,127 @@
+//! `Q4_K`: 256 elements in eight groups of 32, each with a 6-bit scale and a 6-bit minimum;
+//! `w = (d * scale) * q - dmin * min`.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..2 | `d`, binary16, of the scales |
+//! | 2..4 | `dmin`, binary16, of the minima |
+//! | 4..16 | eight scales and eight minima, packed, see [`unpack_scales`] |
+//! | 16..144 | `q`: 32 bytes for each pair of groups, low nibbles the first group, high nibbles the second |
+//!
+//! Both products are exact in f32 (at most 11 + 6 + 4 significant bits), so the one rounding is
+//! that of the difference.
+
+use super::runs::{RUN, Runs, scale_f16};
+
+/// Elements of a block.
+pub(super) const LEN: usize = 256;
+/// Bytes of a block.
+pub(super) const BYTES: usize = 144;
+/// Groups of a block; a group shares a scale and a minimum and is one run.
+pub(super) const GROUPS: usize = LEN / RUN;
+const SCALE_BYTES: usize = 12;
+const _: () = assert!(BYTES == 2 + 2 + SCALE_BYTES + LEN / 2);
+const _: () = assert!(SCALE_BYTES * 8 == GROUPS * (6 + 6));
+
+/// Unpacks one block.
+#[inline(always)]
+pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<GROUPS> {
+    let [
+        d0,
+        d1,
+        m0,
+        m1,
+        s0,
+        s1,
+        s2,
+        s3,
+        s4,
+        s5,
+        s6,
+        s7,
+        s8,
+        s9,
+        s10,
+        s11,
+        nibbles @ ..,
+    ] = block;
+    let d = scale_f16([*d0, *d1]);
+    let dmin = scale_f16([*m0, *m1]);
+    let (scales, mins) = unpack_scales([
+        u32::from_le_bytes([*s0, *s1, *s2, *s3]),
+        u32::from_le_bytes([*s4, *s5, *s6, *s7]),
+        u32::from_le_bytes([*s8, *s9, *s10, *s11]),
+    ]);
+    let (nibbles, _) = nibbles.as_chunks::<RUN>();
+    let mut quants = [[0; RUN]; GROUPS];
+    for pair in 0..GROUPS / 2 {
+        for j in 0..RUN {
+            quants[2 * pair][j] = nibbles[pair][j] & 0x0f;
+            quants[2 * pair + 1][j] = nibbles[pair][j] >> 4;
+        }
+    }
+    Runs {
+        quants,
+        scales: scales.map(|scale| [d * f32::from(scale); 2]),
+        offsets: mins.map(|min| -(dmin * f32::from(min))),
+    }
+}
+
+/// Unpacks the 6-bit scales and minima of the eight groups, four at a time in the bytes of a word.
+///
+/// Word 0 holds scales 0..4 and word 1 minima 0..4 in the low six bits of their bytes. Scales 4..8
+/// have their low nibble in the low nibbles of word 2 and their upper two bits at the top of word
+/// 0's bytes; minima 4..8 likewise from the high nibbles of word 2 and the top of word 1.
+#[inline(always)]
+fn unpack_scales([first, second, third]: [u32; 3]) -> ([u8; GROUPS], [u8; GROUPS]) {
+    const SIX_BITS: u32 = 0x3f3f_3f3f;
+    const NIBBLES: u32 = 0x0f0f_0f0f;
+    const UPPER_TWO: u32 = 0x3030_3030;
+    let scales = [first & SIX_BITS, third & NIBBLES | first >> 2 & UPPER_TWO];
+    let mins = [
+        second & SIX_BITS,
+        third >> 4 & NIBBLES | second >> 2 & UPPER_TWO,
+    ];
+    (join(scales), join(mins))
+}
+
+#[inline(always)]
+fn join([low, high]: [u32; 2]) -> [u8; GROUPS] {
+    (u64::from(low) | u64::from(high) << 32).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GROUPS, unpack_scales};
+
+    /// The packing rule stated bit by bit, as a format description would.
+    fn unpack_one(packed: &[u8; 12], group: usize) -> (u8, u8) {
+        if group < 4 {
+            (packed[group] & 63, packed[group + 4] & 63)
+        } else {
+            let low = packed[group + 4];
+            (
+                low & 15 | packed[group - 4] >> 6 << 4,
+                low >> 4 | packed[group] >> 6 << 4,
+            )
+        }
+    }
+
+    #[test]
+    fn every_packed_bit_reaches_its_place() {
+        for bit in 0..96 {
+            let mut packed = [0u8; 12];
+            packed[bit / 8] = 1 << (bit % 8);
+            let words =
+                [0, 4, 8].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|i| packed[at + i])));
+            let (scales, mins) = unpack_scales(words);
+            for group in 0..GROUPS {
+                assert_eq!(
+                    (scales[group], mins[group]),
+                    unpack_one(&packed, group),
+                    "bit {bit}, group {group}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! A weight matrix where it lies: block type, shape and bytes.
+
+use std::ops::Range;
+
+use super::BlockType;
+
+/// Why bytes are not a weight matrix of the stated type and shape.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightError {
+    /// A row would end inside a block.
+    #[error(
+        "a row of {cols} elements is not a whole number of {block} blocks of {block_len} elements; \
+         use a file whose tensor has another type"
+    )]
+    PartialBlock {
+        /// Storage type of the matrix.
+        block: BlockType,
+        /// Elements of a row.
+        cols: usize,
+        /// Elements of a block of this type.
+        block_len: usize,
+    },
+    /// The number of bytes does not fit in the address space.
+    #[error(
+        "a {block} matrix of {rows} x {cols} elements is larger than the address space; the shape is corrupt"
+    )]
+    TooLarge {
+        /// Storage type of the matrix.
+        block: BlockType,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Elements of a row.
+        cols: usize,
+    },
+    /// The bytes are fewer or more than the shape needs.
+    #[error(
+        "a {block} matrix of {rows} x {cols} elements takes {expected} bytes but has {actual}; \
+         the file is cut short or its header is wrong, fetch it again"
+    )]
+    Length {
+        /// Storage type of the matrix.
+        block: BlockType,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Elements of a row.
+        cols: usize,
+        /// Bytes that the shape needs.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+    },
+}
+
+/// A borrowed row-major weight matrix `[N, K]` (N output features, K input features) in a block
+/// type.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightView<'a> {
+    block: BlockType,
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> WeightView<'a> {
+    /// Views `bytes` as `rows` x `cols` elements of type `block`; any alignment.
+    ///
+    /// # Errors
+    /// If `cols` is not a whole number of blocks, or `bytes` has another length than the shape
+    /// needs.
+    pub fn new(
+        block: BlockType,
+        rows: usize,
+        cols: usize,
+        bytes: &'a [u8],
+    ) -> Result<Self, WeightError> {
+        let block_len = block.block_len();
+        if !cols.is_multiple_of(block_len) {
+            return Err(WeightError::PartialBlock {
+                block,
+                cols,
+                block_len,
+            });
+        }
+        let row_bytes = block
+            .row_bytes(cols)
+            .ok_or(WeightError::TooLarge { block, rows, cols })?;
+        let expected =
+            row_bytes
+                .checked_mul(rows)
+                .ok_or(WeightError::TooLarge { block, rows, cols })?;
+        if bytes.len() != expected {
+            return Err(WeightError::Length {
+                block,
+                rows,
+                cols,
+                expected,
+                actual: bytes.len(),
+            });
+        }
+        Ok(Self {
+            block,
+            rows,
+            cols,
+            row_bytes,
+            bytes,
+        })
+    }
+
+    /// Storage type.
+    #[must_use]
+    pub const fn block(&self) -> BlockType {
+        self.block
+    }
+
+    /// Rows N, the output features.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns K, the input features.
+    #[must_use]
+    pub const fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// All bytes, row after row.
+    #[must_use]
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The blocks of row `n`, `cols` elements.
+    ///
+    /// # Panics
+    /// If `n >= rows`.
+    #[must_use]
+    #[inline]
+    pub fn row(&self, n: usize) -> &'a [u8] {
+        assert!(n < self.rows, "row {n} of a matrix of {} rows", self.rows);
+        &self.bytes[n * self.row_bytes..(n + 1) * self.row_bytes]
+    }
+
+    /// The blocks of elements `cols` of row `n`.
+    ///
+    /// # Panics
+    /// If `n >= rows`, or `cols` ends beyond the row, or does not start and end on block
+    /// boundaries.
+    #[must_use]
+    #[inline]
+    pub fn row_part(&self, n: usize, cols: Range<usize>) -> &'a [u8] {
+        let block_len = self.block.block_len();
+        assert!(
+            cols.start.is_multiple_of(block_len) && cols.end.is_multiple_of(block_len),
+            "elements {cols:?} do not start and end on {} blocks of {block_len}",
+            self.block
+        );
+        let block_bytes = self.block.block_bytes();
+        &self.row(n)[cols.start / block_len * block_bytes..cols.end / block_len * block_bytes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BlockType, WeightError, WeightView};
+
+    #[test]
+    fn rejects_lengths_that_do_not_match_the_shape() {
+        for block in BlockType::ALL {
+            let expected = 3 * block.row_bytes(512).unwrap();
+            for actual in [
+                0,
+                expected - 1,
+                expected + 1,
+                expected + block.block_bytes(),
+            ] {
+                let error = WeightView::new(block, 3, 512, &vec![0; actual]).unwrap_err();
+                assert_eq!(
+                    error,
+                    WeightError::Length {
+                        block,
+                        rows: 3,
+                        cols: 512,
+                        expected,
+                        actual
+                    }
+                );
+                let message = error.to_string();
+                assert!(
+                    message.contains(&format!("takes {expected} bytes but has {actual}")),
+                    "the message must name both sizes: {message}"
+                );
+            }
+            assert_eq!(
+                WeightView::new(block, 3, 512, &vec![0; expected])
+                    .unwrap()
+                    .rows(),
+                3
+            );
+        }
+    }
+
+    #[test]
+    fn rejects_rows_that_end_inside_a_block() {
+        for block in BlockType::ALL
+            .into_iter()
+            .filter(|block| block.block_len() > 1)
+        {
+            let cols = block.block_len() + 1;
+            let error = WeightView::new(block, 1, cols, &[]).unwrap_err();
+            assert_eq!(
+                error,
+                WeightError::PartialBlock {
+                    block,
+                    cols,
+                    block_len: block.block_len()
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn rejects_shapes_that_overflow() {
+        for (rows, cols) in [(2, usize::MAX / 4 + 1), (1 << 40, 1 << 40)] {
+            let error = WeightView::new(BlockType::F32, rows, cols, &[]).unwrap_err();
+            assert_eq!(
+                error,
+                WeightError::TooLarge {
+                    block: BlockType::F32,
+                    rows,
+                    cols
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_matrix_is_legal() {
+        assert_eq!(
+            WeightView::new(BlockType::Q4K, 0, 256, &[]).unwrap().rows(),
+            0
+        );
+        assert!(
+            WeightView::new(BlockType::F16, 2, 0, &[])
+                .unwrap()
+                .row(1)
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn parts_of_a_row_are_its_blocks() {
+        let bytes: Vec<u8> = (0..3 * 2 * 20).map(|at| at as u8).collect();
+        let view = WeightView::new(BlockType::Q4_1, 3, 64, &bytes).unwrap();
+        assert_eq!(view.row(1), &bytes[40..80]);
+        assert_eq!(view.row_part(1, 32..64), &bytes[60..80]);
+        assert_eq!(view.row_part(2, 0..64), view.row(2));
+        assert!(view.row_part(0, 32..32).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "do not start and end on Q4_1 blocks of 32")]
+    fn parts_off_the_block_grid_are_refused() {
+        let bytes = [0; 40];
+        let view = WeightView::new(BlockType::Q4_1, 1, 64, &bytes).unwrap();
+        let _ = view.row_part(0, 16..32);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 1 of a matrix of 1 rows")]
+    fn rows_beyond_the_matrix_are_refused() {
+        let bytes = [0; 20];
+        let _ = WeightView::new(BlockType::Q4_1, 1, 32, &bytes)
+            .unwrap()
+            .row(1);
+    }
+}
