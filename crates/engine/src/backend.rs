@@ -13,7 +13,7 @@ use crate::memory::Charged;
 use crate::model::{ModelError, ModelFile, ModelSpec, Shape};
 use crate::position::Pos;
 use crate::schedule::Span;
-use crate::select::GroupReduce;
+use crate::select::ScoreRows;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -78,15 +78,6 @@ pub struct Workspace<B: Backend + ?Sized> {
     pub scratch: Charged<B::Buffer>,
     /// Rows that `activation` has room for.
     pub rows: usize,
-}
-
-/// Which rows a block of scores has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScoreRows {
-    /// One row per KV head, query heads of a group reduced: `[Hkv, bs]`.
-    Grouped(GroupReduce),
-    /// One row per query head: `[Hq, bs]`.
-    PerQueryHead,
 }
 
 /// Keys to score against a window whose statistics are known.

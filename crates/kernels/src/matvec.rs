@@ -21,8 +21,13 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 use crate::quant::float::{BF16, F16, F32, FloatFormat};
-use crate::quant::runs::{RUN, Runs};
-use crate::quant::{BlockType, WeightView, q4_1, q4_k, q5_0, q6_k, q8_0};
+use crate::quant::q4_1::Q4_1;
+use crate::quant::q4_k::Q4K;
+use crate::quant::q5_0::Q5_0;
+use crate::quant::q6_k::Q6K;
+use crate::quant::q8_0::Q8_0;
+use crate::quant::runs::{QuantFormat, RUN, Sink};
+use crate::quant::{BlockType, WeightView};
 
 /// Vectors of running sums: enough chains to hide the latency of the FMA units.
 const SUMS: usize = 4;
@@ -74,35 +79,30 @@ impl Kernel for MatVec<'_> {
             BlockType::F32 => self.float_rows::<F32, L>(lanes),
             BlockType::F16 => self.float_rows::<F16, L>(lanes),
             BlockType::BF16 => self.float_rows::<BF16, L>(lanes),
-            BlockType::Q4_1 => self.quantised_rows(lanes, q4_1::unpack),
-            BlockType::Q5_0 => self.quantised_rows(lanes, q5_0::unpack),
-            BlockType::Q8_0 => self.quantised_rows(lanes, q8_0::unpack),
-            BlockType::Q4K => self.quantised_rows(lanes, q4_k::unpack),
-            BlockType::Q6K => self.quantised_rows(lanes, q6_k::unpack),
+            BlockType::Q4_1 => self.quantised_rows::<Q4_1, L, _, _>(lanes),
+            BlockType::Q5_0 => self.quantised_rows::<Q5_0, L, _, _>(lanes),
+            BlockType::Q8_0 => self.quantised_rows::<Q8_0, L, _, _>(lanes),
+            BlockType::Q4K => self.quantised_rows::<Q4K, L, _, _>(lanes),
+            BlockType::Q6K => self.quantised_rows::<Q6K, L, _, _>(lanes),
         }
     }
 }
 
 impl MatVec<'_> {
     #[inline(always)]
-    fn quantised_rows<L: Lanes, const BYTES: usize, const R: usize>(
-        self,
-        lanes: L,
-        unpack: impl Fn(&[u8; BYTES]) -> Runs<R>,
-    ) {
+    fn quantised_rows<F, L, const BYTES: usize, const R: usize>(self, lanes: L)
+    where
+        F: QuantFormat<BYTES, R>,
+        L: Lanes,
+    {
         const { assert!(RUN / L::N <= SUMS) };
-        let (x, _) = self.x.as_chunks::<RUN>();
+        let (runs, _) = self.x.as_chunks::<RUN>();
+        let (x, _) = runs.as_chunks::<R>();
         for (n, y) in self.rows.zip(self.y) {
             let (blocks, _) = self.weights.row(n).as_chunks::<BYTES>();
             let mut sums = [lanes.splat(0.0); SUMS];
-            for (block, x) in blocks.iter().zip(x.chunks_exact(R)) {
-                let runs = unpack(block);
-                for (run, x) in x.iter().enumerate() {
-                    for i in 0..RUN / L::N {
-                        let w = runs.weights(lanes, run, i);
-                        sums[i] = lanes.fma(w, lanes.load(&x[i * L::N..]), sums[i]);
-                    }
-                }
+            for (block, x) in blocks.iter().zip(x) {
+                F::decode(lanes, block, &mut Dot::<L, R> { x, sums: &mut sums });
             }
             *y = join(lanes, sums);
         }
@@ -128,6 +128,20 @@ impl MatVec<'_> {
             }
             *y = join(lanes, sums);
         }
+    }
+}
+
+/// Multiplies the weights of one block with its part of x and adds the products to the sums.
+struct Dot<'a, L: Lanes, const R: usize> {
+    x: &'a [[f32; RUN]; R],
+    sums: &'a mut [L::V; SUMS],
+}
+
+impl<L: Lanes, const R: usize> Sink<L> for Dot<'_, L, R> {
+    #[inline(always)]
+    fn put(&mut self, lanes: L, run: usize, i: usize, weights: L::V) {
+        let x = lanes.load(&self.x[run][i * L::N..]);
+        self.sums[i] = lanes.fma(weights, x, self.sums[i]);
     }
 }
 

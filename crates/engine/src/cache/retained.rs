@@ -6,12 +6,12 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::memory::{Accountant, Charged, Component, layout};
 use crate::model::Shape;
-use crate::position::{Pos, Row};
+use crate::position::Row;
+use crate::select::Kept;
 use std::ops::Range;
 
-/// Compressed K/V of one layer, flattened over heads: the rows of KV head h are
-/// `offsets[h]..offsets[h + 1]`, ascending by position. A rectangular cache has
-/// equal offsets.
+/// Compressed K/V of one layer, flattened over heads: heads back to back, rows
+/// of a head ascending by position. A rectangular cache has equally long heads.
 pub struct RetainedKv<B: Backend + ?Sized> {
     /// Keys, `[rows, D]` of `element`.
     pub k: Charged<B::Buffer>,
@@ -19,14 +19,12 @@ pub struct RetainedKv<B: Backend + ?Sized> {
     pub v: Charged<B::Buffer>,
     /// Storage type.
     pub element: Element,
-    /// Absolute position of every row.
-    pub positions: Charged<Vec<Pos>>,
-    offsets: Vec<usize>,
+    /// Absolute position of every row, per KV head.
+    pub kept: Charged<Kept>,
 }
 
 impl<B: Backend> RetainedKv<B> {
-    /// Allocates room for the rows at `positions` (per KV head, ascending);
-    /// [`Backend::gather`] fills it.
+    /// Allocates room for the rows of `kept`; [`Backend::gather`] fills it.
     ///
     /// # Errors
     /// The memory limit, or the system's refusal.
@@ -34,40 +32,27 @@ impl<B: Backend> RetainedKv<B> {
         (backend, accountant): (&B, &Accountant),
         shape: &Shape,
         element: Element,
-        positions: &[Vec<Pos>],
+        kept: Charged<Kept>,
     ) -> Result<Self, Error> {
-        let mut offsets = vec![0; positions.len() + 1];
-        for (head, kept) in positions.iter().enumerate() {
-            offsets[head + 1] = offsets[head] + kept.len();
-        }
-        let rows = offsets[positions.len()];
-        let bytes = layout::retained_half(shape, element, rows);
+        let bytes = layout::retained_half(shape, element, kept.positions().len());
         let half = || {
             Charged::new(accountant, Component::RetainedKv, bytes, || Ok(backend.alloc(bytes)?))
         };
-        let (k, v) = (half()?, half()?);
-        let flat =
-            Charged::new(accountant, Component::Positions, layout::positions(rows), || {
-                Ok(positions.concat())
-            })?;
-        Ok(RetainedKv { k, v, element, positions: flat, offsets })
+        Ok(RetainedKv { k: half()?, v: half()?, element, kept })
     }
 }
 
 impl<B: Backend + ?Sized> RetainedKv<B> {
-    /// Number of KV heads.
-    pub fn n_heads(&self) -> usize {
-        self.offsets.len() - 1
-    }
-
     /// Storage rows of KV head `head`.
     pub fn rows(&self, head: usize) -> Range<Row> {
-        Row(self.offsets[head] as u32)..Row(self.offsets[head + 1] as u32)
+        let offsets = self.kept.offsets();
+        // Rows are counted in 32 bits: Hkv * S of a plan that fits any memory.
+        Row(offsets[head] as u32)..Row(offsets[head + 1] as u32)
     }
 
-    /// Absolute positions that KV head `head` kept, ascending.
-    pub fn kept(&self, head: usize) -> &[Pos] {
-        &self.positions[self.offsets[head]..self.offsets[head + 1]]
+    /// Bytes of keys, values and positions.
+    pub fn bytes(&self) -> u64 {
+        self.k.bytes() + self.v.bytes() + self.kept.bytes()
     }
 }
 

@@ -183,6 +183,11 @@ impl<T> Charged<T> {
         Ok(Charged { buffer: make()?, charge })
     }
 
+    /// A value whose memory has been charged already.
+    pub fn with(charge: Charge, buffer: T) -> Self {
+        Charged { buffer, charge }
+    }
+
     /// Charged bytes.
     pub fn bytes(&self) -> u64 {
         self.charge.bytes()

@@ -1,0 +1,271 @@
+use super::*;
+use crate::isa::Tier;
+use crate::quant::{BlockType, dequantize};
+use crate::test_data::{Random, bits, chain, ulps};
+
+/// Rows of the tier's tile.
+fn row_tile(isa: Isa) -> usize {
+    match isa.tier() {
+        Tier::Portable => 2,
+        Tier::Avx2 => 6,
+        Tier::Avx512 => 14,
+    }
+}
+
+/// A product with f32 weights `[n, k]` and its expected sums.
+struct Case {
+    isa: Isa,
+    rows: usize,
+    k: usize,
+    n: usize,
+    lda: usize,
+    a: Vec<f32>,
+    weights: Vec<f32>,
+    panels: Vec<f32>,
+}
+
+impl Case {
+    fn new(isa: Isa, rows: usize, k: usize, n: usize) -> Case {
+        let mut random = Random::new((rows * 7919 + k * 31 + n) as u64);
+        let lda = k + 5;
+        let a = random.uniform(rows * lda, 1.0);
+        let weights = random.uniform(n * k, 1.0);
+        let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let view = WeightView::new(BlockType::F32, n, k, &bytes).unwrap();
+        let width = panel_width(isa);
+        let mut panels = vec![f32::NAN; n.div_ceil(width) * k * width];
+        for p in 0..n.div_ceil(width) {
+            pack_panel(isa, &view, p * width, &mut panels[p * k * width..(p + 1) * k * width]);
+        }
+        Case { isa, rows, k, n, lda, a, weights, panels }
+    }
+
+    fn gemm<'a>(&'a self, epilogue: Epilogue<'a>) -> PanelGemm<'a> {
+        let Case { rows, k, n, lda, .. } = *self;
+        PanelGemm { a: &self.a, lda, rows, k, panels: &self.panels, n0: 0, cols: n, epilogue }
+    }
+
+    /// The sum of row `r` and column `n` as the contract defines it: one chain in ascending K.
+    fn sum(&self, r: usize, n: usize) -> f32 {
+        let a = &self.a[r * self.lda..][..self.k];
+        let w = &self.weights[n * self.k..][..self.k];
+        chain(self.isa, 0.0, a.iter().copied().zip(w.iter().copied()))
+    }
+
+    /// `C [rows, n]` of [`Epilogue::Store`].
+    fn product(&self) -> Vec<f32> {
+        let mut c = vec![f32::NAN; self.rows * self.n];
+        gemm_panels(self.isa, self.gemm(Epilogue::Store), &mut c, self.n);
+        c
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let got = self.product();
+        for r in 0..self.rows {
+            for n in 0..self.n {
+                let (got, want) = (got[r * self.n + n], self.sum(r, n));
+                let (isa, rows, k) = (self.isa.name(), self.rows, self.k);
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{isa} [{rows}, {k}, {}] at {r}, {n}: {got} for {want}",
+                    self.n
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_output_is_the_scalar_chain_bit_for_bit() {
+    for isa in Isa::available() {
+        let (m, nr) = (row_tile(isa), panel_width(isa));
+        for rows in [0, 1, m - 1, m, m + 1, 2 * m + 1] {
+            for k in [0, 1, 7, 8, 31, 257] {
+                for n in [0, 1, nr - 1, nr, nr + 1, 2 * nr + 3] {
+                    Case::new(isa, rows, k, n).check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chains_survive_the_edges_of_the_cache_blocks() {
+    for isa in Isa::available() {
+        let nr = panel_width(isa);
+        let block_rows = ROW_TILES * row_tile(isa);
+        for k in [K_BLOCK - 1, K_BLOCK, K_BLOCK + 1, 2 * K_BLOCK, 2 * K_BLOCK + 3] {
+            Case::new(isa, 2, k, nr + 1).check();
+            Case::new(isa, block_rows + 1, k, 3).check();
+            Case::new(isa, 1, k, PANELS * nr + 1).check();
+        }
+        for rows in [block_rows - 1, block_rows, block_rows + 1, 2 * block_rows + 1] {
+            Case::new(isa, rows, 5, PANELS * nr + nr + 1).check();
+        }
+        Case::new(isa, block_rows + 1, K_BLOCK + 1, 2 * PANELS * nr + 1).check();
+    }
+}
+
+#[test]
+#[should_panic(expected = " for ")]
+fn a_wrong_product_is_found() {
+    let mut case = Case::new(Isa::detect(), 3, 20, 5);
+    case.weights[47] += 1e-5;
+    case.check();
+}
+
+#[test]
+fn a_row_is_the_same_in_every_number_of_rows() {
+    for isa in Isa::available() {
+        let (k, n) = (K_BLOCK + 9, panel_width(isa) + 3);
+        let most = ROW_TILES * row_tile(isa) + row_tile(isa) + 1;
+        let case = Case::new(isa, most, k, n);
+        let whole = case.product();
+        for r in 0..most {
+            let mut gemm = case.gemm(Epilogue::Store);
+            (gemm.a, gemm.rows) = (&case.a[r * case.lda..], 1);
+            let mut alone = vec![0.0; n];
+            gemm_panels(isa, gemm, &mut alone, n);
+            assert_eq!(bits(&alone), bits(&whole[r * n..(r + 1) * n]), "{} row {r}", isa.name());
+        }
+        for rows in 0..2 * row_tile(isa) {
+            let mut gemm = case.gemm(Epilogue::Store);
+            gemm.rows = rows;
+            let mut c = vec![0.0; rows * n];
+            gemm_panels(isa, gemm, &mut c, n);
+            assert_eq!(bits(&c), bits(&whole[..rows * n]), "{} first {rows}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn columns_may_come_in_any_number_of_calls_and_the_rest_of_c_stays() {
+    for isa in Isa::available() {
+        let nr = panel_width(isa);
+        let (rows, k, n) = (row_tile(isa) + 2, 40, 3 * nr + 5);
+        let case = Case::new(isa, rows, k, n);
+        let whole = case.product();
+        let (before, ldc) = (4, n + 9);
+        let mut c = vec![-7.0; rows * ldc];
+        for p in 0..n.div_ceil(nr) {
+            let mut gemm = case.gemm(Epilogue::Store);
+            gemm.panels = &case.panels[p * k * nr..(p + 1) * k * nr];
+            (gemm.n0, gemm.cols) = (before + p * nr, nr.min(n - p * nr));
+            gemm_panels(isa, gemm, &mut c, ldc);
+        }
+        for (row, want) in c.chunks_exact(ldc).zip(whole.chunks_exact(n)) {
+            assert_eq!(bits(&row[before..before + n]), bits(want), "{}", isa.name());
+            assert!(row[..before].iter().chain(&row[before + n..]).all(|&x| x == -7.0));
+        }
+    }
+}
+
+#[test]
+fn epilogues_apply_their_formula_to_the_finished_sum() {
+    for isa in Isa::available() {
+        let nr = panel_width(isa);
+        for k in [3, K_BLOCK + 2] {
+            for cols in [1, nr - 1, nr, 2 * nr + 1] {
+                let rows = row_tile(isa) + 1;
+                let case = Case::new(isa, rows, k, cols);
+                let sums = case.product();
+                let old = Random::new(9).uniform(sums.len(), 4.0);
+                let bias = Random::new(8).uniform(cols, 4.0);
+                let run = |epilogue: Epilogue<'_>| {
+                    let mut c = old.clone();
+                    gemm_panels(isa, case.gemm(epilogue), &mut c, cols);
+                    c
+                };
+                let name = format!("{} k {k} cols {cols}", isa.name());
+                let expect = |f: &dyn Fn(usize) -> f32| -> Vec<u32> {
+                    (0..sums.len()).map(|at| f(at).to_bits()).collect()
+                };
+                let biased = expect(&|at| sums[at] + bias[at % cols]);
+                assert_eq!(bits(&run(Epilogue::Bias(&bias))), biased, "{name} bias");
+                let added = expect(&|at| old[at] + sums[at]);
+                assert_eq!(bits(&run(Epilogue::Add)), added, "{name} add");
+                let product = expect(&|at| old[at] * sums[at]);
+                assert_eq!(bits(&run(Epilogue::Mul)), product, "{name} mul");
+                for (got, &sum) in run(Epilogue::Silu).into_iter().zip(&sums) {
+                    let sum = f64::from(sum);
+                    // The bound of `silu`, which its own tests establish.
+                    let error = ulps(got, sum / (1.0 + (-sum).exp()));
+                    assert!(error <= 6.0, "{name} silu of {sum}: {error} ulp");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bias_counts_from_column_zero_of_c() {
+    for isa in Isa::available() {
+        let case = Case::new(isa, 1, 0, 3);
+        let mut gemm = case.gemm(Epilogue::Bias(&[1.0, 2.0, 3.0, 4.0, 5.0]));
+        gemm.n0 = 2;
+        let mut c = [0.0; 6];
+        gemm_panels(isa, gemm, &mut c, 6);
+        assert_eq!(c, [0.0, 0.0, 3.0, 4.0, 5.0, 0.0], "{}", isa.name());
+    }
+}
+
+/// Bytes of a matrix with finite scales of both signs.
+fn weights_of(block: BlockType, n: usize, k: usize) -> Vec<u8> {
+    let len = n * block.row_bytes(k).unwrap();
+    let mut random = Random::new(77);
+    // The top bit but one of every byte stays clear, so no f16, bf16 or f32 is infinite or NaN.
+    (0..len).map(|_| random.bits() as u8 & 0b1011_1111).collect()
+}
+
+#[test]
+fn panels_hold_the_decoded_weights_of_every_block_type() {
+    for isa in Isa::available() {
+        let nr = panel_width(isa);
+        for block in BlockType::ALL {
+            let unit = block.block_len();
+            let lengths: &[usize] = if unit == 1 { &[0, 1, 7, 257, 300] } else { &[1, 3, 8, 9] };
+            for k in lengths.iter().map(|blocks| blocks * unit) {
+                for n in [1, nr - 1, nr, nr + 1] {
+                    let bytes = weights_of(block, n, k);
+                    let view = WeightView::new(block, n, k, &bytes).unwrap();
+                    for n0 in [0, nr / 2, nr] {
+                        let mut panel = vec![f32::NAN; k * nr];
+                        pack_panel(isa, &view, n0, &mut panel);
+                        for j in 0..nr {
+                            let mut row = vec![0.0; k];
+                            if n0 + j < n {
+                                dequantize(isa, block, view.row(n0 + j), &mut row);
+                            }
+                            let column: Vec<f32> = (0..k).map(|i| panel[i * nr + j]).collect();
+                            let name = format!("{} {block} [{n}, {k}]", isa.name());
+                            assert_eq!(bits(&column), bits(&row), "{name} row {}", n0 + j);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    for isa in Isa::available() {
+        let case = Case::new(isa, 2, 4, panel_width(isa) + 1);
+        let n = case.n;
+        let refused = |change: fn(&mut PanelGemm<'_>), c_len: usize, ldc: usize| {
+            let mut gemm = case.gemm(Epilogue::Store);
+            change(&mut gemm);
+            let mut c = vec![0.0; c_len];
+            std::panic::catch_unwind(move || gemm_panels(isa, gemm, &mut c, ldc)).is_err()
+        };
+        assert!(!refused(|_| (), 2 * n, n), "{} fits", isa.name());
+        assert!(refused(|_| (), 2 * n - 1, n), "{} C too short", isa.name());
+        assert!(refused(|_| (), 2 * n, n - 1), "{} rows of C too short", isa.name());
+        assert!(refused(|g| g.n0 = 1, 2 * n, n), "{} columns beyond C", isa.name());
+        assert!(refused(|g| g.a = &g.a[10..], 2 * n, n), "{} A too short", isa.name());
+        assert!(refused(|g| g.panels = &g.panels[1..], 2 * n, n), "{} panels", isa.name());
+        assert!(refused(|g| g.epilogue = Epilogue::Bias(&[0.0]), 2 * n, n), "{} bias", isa.name());
+    }
+}

@@ -1,10 +1,12 @@
 //! Block-quantised weights: block types, decoding and the view of a weight matrix.
 //!
 //! The layouts and the decoding formulas are those of GGML (`ggml-quants.c`, `dequantize_row_*`),
-//! so that GGUF tensors are used as they lie in the file. Each format has one file with its layout
-//! and one portable decoder; that source is compiled once for every ISA tier. It is enough: the
-//! loops are plain enough for LLVM to vectorise, and in every format at most one operation per
-//! element rounds, so the values are the same bits on every tier, with or without FMA.
+//! so that GGUF tensors are used as they lie in the file.
+//!
+//! Each format has one file with its layout and one decoder, written over vector lanes. It hands
+//! vectors of weights to a sink: [`dequantize`] stores them, [`matvec`](crate::matvec) multiplies
+//! them at once. In every format at most one operation per element rounds, so the values are the
+//! same bits on every tier, with or without FMA.
 
 pub(crate) mod float;
 pub(crate) mod q4_1;
@@ -130,8 +132,8 @@ const _: () = {
     }
 };
 
-/// Decodes whole blocks to f32: `bytes` is `[blocks * block_bytes]`, `out` is `[blocks *
-/// block_len]`.
+/// Decodes whole blocks to f32: `bytes` is `[blocks * block_bytes]`, `out` is
+/// `[blocks * block_len]`.
 ///
 /// The values are bit-equal to GGML's reference decoders on every tier (a NaN scale gives NaN, of
 /// unspecified payload).
@@ -171,10 +173,10 @@ pub(crate) fn decode<L: Lanes>(lanes: L, block: BlockType, bytes: &[u8], out: &m
         BlockType::F32 => float::decode::<float::F32, L>(lanes, bytes, out),
         BlockType::F16 => float::decode::<float::F16, L>(lanes, bytes, out),
         BlockType::BF16 => float::decode::<float::BF16, L>(lanes, bytes, out),
-        BlockType::Q4_1 => runs::decode(lanes, bytes, out, q4_1::unpack),
-        BlockType::Q5_0 => runs::decode(lanes, bytes, out, q5_0::unpack),
-        BlockType::Q8_0 => runs::decode(lanes, bytes, out, q8_0::unpack),
-        BlockType::Q4K => runs::decode(lanes, bytes, out, q4_k::unpack),
-        BlockType::Q6K => runs::decode(lanes, bytes, out, q6_k::unpack),
+        BlockType::Q4_1 => runs::decode::<q4_1::Q4_1, L, _, _>(lanes, bytes, out),
+        BlockType::Q5_0 => runs::decode::<q5_0::Q5_0, L, _, _>(lanes, bytes, out),
+        BlockType::Q8_0 => runs::decode::<q8_0::Q8_0, L, _, _>(lanes, bytes, out),
+        BlockType::Q4K => runs::decode::<q4_k::Q4K, L, _, _>(lanes, bytes, out),
+        BlockType::Q6K => runs::decode::<q6_k::Q6K, L, _, _>(lanes, bytes, out),
     }
 }

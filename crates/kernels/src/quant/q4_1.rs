@@ -8,28 +8,35 @@
 //!
 //! The product has at most 4 + 11 significant bits and is exact: only the sum rounds.
 
-use super::runs::{RUN, Runs, scale_f16};
+use crate::lanes::Lanes;
+
+use super::runs::{QuantFormat, RUN, Sink, scale_f16};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
 /// Bytes of a block.
 pub(super) const BYTES: usize = 20;
 const _: () = assert!(BYTES == 2 + 2 + LEN / 2);
+/// Elements in the low nibbles, and in the high ones.
+const HALF: usize = LEN / 2;
 const _: () = assert!(LEN == RUN);
 
-/// Unpacks one block.
-#[inline(always)]
-pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<1> {
-    let [d0, d1, m0, m1, nibbles @ ..] = block;
-    let d = scale_f16([*d0, *d1]);
-    let mut quants = [0; LEN];
-    for j in 0..LEN / 2 {
-        quants[j] = nibbles[j] & 0x0f;
-        quants[j + LEN / 2] = nibbles[j] >> 4;
-    }
-    Runs {
-        quants: [quants],
-        scales: [[d, d]],
-        offsets: [scale_f16([*m0, *m1])],
+/// The format.
+pub(crate) struct Q4_1;
+
+impl QuantFormat<BYTES, 1> for Q4_1 {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let [d0, d1, m0, m1, nibbles @ ..] = block;
+        let d = lanes.splat(scale_f16([*d0, *d1]));
+        let m = lanes.splat(scale_f16([*m0, *m1]));
+        let half = HALF / L::N;
+        for i in 0..half {
+            let both = lanes.load_u8(&nibbles[i * L::N..]);
+            let low = lanes.and(both, lanes.splat_i32(0x0f));
+            let high = lanes.shr(both, 4);
+            sink.put(lanes, 0, i, lanes.fma(lanes.to_f32(low), d, m));
+            sink.put(lanes, 0, half + i, lanes.fma(lanes.to_f32(high), d, m));
+        }
     }
 }

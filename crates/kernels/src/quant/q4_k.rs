@@ -6,12 +6,14 @@
 //! | 0..2 | `d`, binary16, of the scales |
 //! | 2..4 | `dmin`, binary16, of the minima |
 //! | 4..16 | eight scales and eight minima, packed, see [`unpack_scales`] |
-//! | 16..144 | `q`: 32 bytes for each pair of groups, low nibbles the first group, high nibbles the second |
+//! | 16..144 | `q`: 32 bytes per pair of groups, the low nibbles the first, the high the second |
 //!
 //! Both products are exact in f32 (at most 11 + 6 + 4 significant bits), so the one rounding is
 //! that of the difference.
 
-use super::runs::{RUN, Runs, scale_f16};
+use crate::lanes::Lanes;
+
+use super::runs::{QuantFormat, RUN, Sink, scale_f16};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 256;
@@ -23,47 +25,64 @@ const SCALE_BYTES: usize = 12;
 const _: () = assert!(BYTES == 2 + 2 + SCALE_BYTES + LEN / 2);
 const _: () = assert!(SCALE_BYTES * 8 == GROUPS * (6 + 6));
 
-/// Unpacks one block.
-#[inline(always)]
-pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<GROUPS> {
-    let [
-        d0,
-        d1,
-        m0,
-        m1,
-        s0,
-        s1,
-        s2,
-        s3,
-        s4,
-        s5,
-        s6,
-        s7,
-        s8,
-        s9,
-        s10,
-        s11,
-        nibbles @ ..,
-    ] = block;
-    let d = scale_f16([*d0, *d1]);
-    let dmin = scale_f16([*m0, *m1]);
-    let (scales, mins) = unpack_scales([
-        u32::from_le_bytes([*s0, *s1, *s2, *s3]),
-        u32::from_le_bytes([*s4, *s5, *s6, *s7]),
-        u32::from_le_bytes([*s8, *s9, *s10, *s11]),
-    ]);
-    let (nibbles, _) = nibbles.as_chunks::<RUN>();
-    let mut quants = [[0; RUN]; GROUPS];
-    for pair in 0..GROUPS / 2 {
-        for j in 0..RUN {
-            quants[2 * pair][j] = nibbles[pair][j] & 0x0f;
-            quants[2 * pair + 1][j] = nibbles[pair][j] >> 4;
+/// The format.
+pub(crate) struct Q4K;
+
+impl QuantFormat<BYTES, GROUPS> for Q4K {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let [
+            d0,
+            d1,
+            m0,
+            m1,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            s6,
+            s7,
+            s8,
+            s9,
+            s10,
+            s11,
+            nibbles @ ..,
+        ] = block;
+        let d = scale_f16([*d0, *d1]);
+        let dmin = scale_f16([*m0, *m1]);
+        let (scales, mins) = unpack_scales([
+            u32::from_le_bytes([*s0, *s1, *s2, *s3]),
+            u32::from_le_bytes([*s4, *s5, *s6, *s7]),
+            u32::from_le_bytes([*s8, *s9, *s10, *s11]),
+        ]);
+        let scales = scales.map(|scale| d * f32::from(scale));
+        let offsets = mins.map(|min| -(dmin * f32::from(min)));
+        let (pairs, _) = nibbles.as_chunks::<RUN>();
+        for (pair, nibbles) in pairs.iter().enumerate() {
+            let (low_group, high_group) = (2 * pair, 2 * pair + 1);
+            let (low_scale, low_offset) = (
+                lanes.splat(scales[low_group]),
+                lanes.splat(offsets[low_group]),
+            );
+            let (high_scale, high_offset) = (
+                lanes.splat(scales[high_group]),
+                lanes.splat(offsets[high_group]),
+            );
+            for i in 0..RUN / L::N {
+                let both = lanes.load_u8(&nibbles[i * L::N..]);
+                let low = lanes.to_f32(lanes.and(both, lanes.splat_i32(0x0f)));
+                let high = lanes.to_f32(lanes.shr(both, 4));
+                sink.put(lanes, low_group, i, lanes.fma(low, low_scale, low_offset));
+                sink.put(
+                    lanes,
+                    high_group,
+                    i,
+                    lanes.fma(high, high_scale, high_offset),
+                );
+            }
         }
-    }
-    Runs {
-        quants,
-        scales: scales.map(|scale| [d * f32::from(scale); 2]),
-        offsets: mins.map(|min| -(dmin * f32::from(min))),
     }
 }
 

@@ -4,35 +4,80 @@
 //! |---|---|
 //! | 0..2 | `d`, binary16 |
 //! | 2..6 | fifth bits of `q`, little-endian: bit j belongs to element j |
-//! | 6..22 | lower four bits: the low nibble of byte j is element j, the high nibble element j + 16 |
+//! | 6..22 | lower four bits: low nibble of byte j for element j, high nibble for element j + 16 |
 //!
 //! The product has at most 5 + 11 significant bits: decoding is exact.
 
-use super::runs::{NO_OFFSET, RUN, Runs, scale_f16};
+use crate::lanes::{Lanes, MAX_LANES};
+
+use super::runs::{QuantFormat, RUN, Sink, scale_f16};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
 /// Bytes of a block.
 pub(super) const BYTES: usize = 22;
 const _: () = assert!(BYTES == 2 + LEN / 8 + LEN / 2);
+/// Elements in the low nibbles, and in the high ones.
+const HALF: usize = LEN / 2;
 const _: () = assert!(LEN == RUN);
 
-/// Unpacks one block.
-#[inline(always)]
-pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<1> {
-    let [d0, d1, h0, h1, h2, h3, nibbles @ ..] = block;
-    let d = scale_f16([*d0, *d1]);
-    let fifth = u32::from_le_bytes([*h0, *h1, *h2, *h3]);
-    let mut quants = [0; LEN];
-    for j in 0..LEN / 2 {
-        let low = nibbles[j] & 0x0f | ((fifth >> j & 1) as u8) << 4;
-        let high = nibbles[j] >> 4 | ((fifth >> (j + LEN / 2) & 1) as u8) << 4;
-        quants[j] = low.wrapping_sub(16);
-        quants[j + LEN / 2] = high.wrapping_sub(16);
-    }
-    Runs {
-        quants: [quants],
-        scales: [[d, d]],
-        offsets: [NO_OFFSET],
+/// The format.
+pub(crate) struct Q5_0;
+
+impl QuantFormat<BYTES, 1> for Q5_0 {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let [d0, d1, f0, f1, f2, f3, nibbles @ ..] = block;
+        let d = lanes.splat(scale_f16([*d0, *d1]));
+        let clear = lanes.splat_i32(!i32::from_le_bytes([*f0, *f1, *f2, *f3]));
+        let half = HALF / L::N;
+        for i in 0..half {
+            let both = lanes.load_u8(&nibbles[i * L::N..]);
+            let low = lanes.and(both, lanes.splat_i32(0x0f));
+            let high = lanes.shr(both, 4);
+            let first = (i * L::N) as i32;
+            sink.put(lanes, 0, i, weights(low, lanes.shr(clear, first)));
+            sink.put(
+                lanes,
+                0,
+                half + i,
+                weights(high, lanes.shr(clear, HALF as i32 + first)),
+            );
+        }
     }
 }
+
+/// `q - 16` from the lower four bits of `q` and the inverted fifth bits, lane 0's in bit 0.
+///
+/// With the fifth bit set `q - 16` is the lower four bits; a clear one lowers it by 16.
+#[inline(always)]
+fn quants<L: Lanes>(lanes: L, lower: L::I, clear: L::I) -> L::V {
+    let clear = lanes.and(clear, lanes.to_bits(lanes.load(&LANE_BIT)));
+    lanes.fma(
+        lanes.to_f32(clear),
+        lanes.load(&LANE_UNIT),
+        lanes.to_f32(lower),
+    )
+}
+
+/// An integer with bit i set in lane i, in the guise of a float, which is what can be loaded.
+const LANE_BIT: [f32; MAX_LANES] = {
+    let mut bits = [0.0; MAX_LANES];
+    let mut lane = 0;
+    while lane < MAX_LANES {
+        bits[lane] = f32::from_bits(1 << lane);
+        lane += 1;
+    }
+    bits
+};
+
+/// What times that integer is -16, in each lane.
+const LANE_UNIT: [f32; MAX_LANES] = {
+    let mut units = [0.0; MAX_LANES];
+    let mut lane = 0;
+    while lane < MAX_LANES {
+        units[lane] = -16.0 / (1 << lane) as f32;
+        lane += 1;
+    }
+    units
+};

@@ -1,5 +1,5 @@
-//! `Q6_K`: 256 elements in sixteen groups of 16, each with a signed 8-bit scale; `w = (d * scale) *
-//! (q - 32)`.
+//! `Q6_K`: 256 elements in sixteen groups of 16, each with a signed 8-bit scale;
+//! `w = (d * scale) * (q - 32)`.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -10,10 +10,13 @@
 //!
 //! A half block is four runs of 32 elements: runs 0 and 1 are the low nibbles of its first and
 //! second 32 bytes, runs 2 and 3 the high nibbles; the upper bits of run r are bits 2r and 2r + 1
-//! of its 32 bytes. `d * scale` is exact in f32 (at most 11 + 7 significant bits), so the one
-//! rounding is that of the last product.
+//! of its 32 bytes.
+//!
+//! The product has at most 11 + 7 + 5 significant bits: decoding is exact.
 
-use super::runs::{NO_OFFSET, RUN, Runs, scale_f16};
+use crate::lanes::Lanes;
+
+use super::runs::{QuantFormat, RUN, Sink, scale_f16};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 256;
@@ -21,43 +24,52 @@ pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 210;
 /// Runs of a block.
 pub(super) const RUNS: usize = LEN / RUN;
-/// Groups that share a scale, two in a run.
-const GROUPS: usize = LEN / 16;
+/// Elements of a group; a group shares a scale, two groups are a run.
+const GROUP: usize = 16;
+const GROUPS: usize = LEN / GROUP;
 const _: () = assert!(BYTES == LEN / 2 + LEN / 4 + GROUPS + 2);
 const _: () = assert!(GROUPS == 2 * RUNS);
 
-/// Unpacks one block.
-#[inline(always)]
-pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<RUNS> {
-    let (lower, rest) = block.split_at(LEN / 2);
-    let (upper, rest) = rest.split_at(LEN / 4);
-    let (scales, d) = rest.split_at(GROUPS);
-    let d = scale_f16([d[0], d[1]]);
-    let (lower, _) = lower.as_chunks::<RUN>();
-    let (upper, _) = upper.as_chunks::<RUN>();
-    let (scales, _) = scales.as_chunks::<2>();
+/// The format.
+pub(crate) struct Q6K;
 
-    let mut runs = Runs {
-        quants: [[0; RUN]; RUNS],
-        scales: [[0.0; 2]; RUNS],
-        offsets: [NO_OFFSET; RUNS],
-    };
-    for half in 0..2 {
-        for j in 0..RUN {
-            let (first, second, top) = (lower[2 * half][j], lower[2 * half + 1][j], upper[half][j]);
-            let quants = [
-                first & 0x0f | (top & 3) << 4,
-                second & 0x0f | (top >> 2 & 3) << 4,
-                first >> 4 | (top >> 4 & 3) << 4,
-                second >> 4 | top >> 6 << 4,
-            ];
-            for (run, q) in quants.into_iter().enumerate() {
-                runs.quants[4 * half + run][j] = q.wrapping_sub(32);
+impl QuantFormat<BYTES, RUNS> for Q6K {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let (lower, rest) = block.split_at(LEN / 2);
+        let (upper, rest) = rest.split_at(LEN / 4);
+        let (scales, d) = rest.split_at(GROUPS);
+        let d = scale_f16([d[0], d[1]]);
+        let (lower, _) = lower.as_chunks::<RUN>();
+        let (upper, _) = upper.as_chunks::<RUN>();
+        let nibble = lanes.splat_i32(0x0f);
+        let top_two = lanes.splat_i32(0x30);
+        let bias = lanes.splat_i32(-32);
+        for half in 0..2 {
+            for i in 0..RUN / L::N {
+                let at = i * L::N;
+                let first = lanes.load_u8(&lower[2 * half][at..]);
+                let second = lanes.load_u8(&lower[2 * half + 1][at..]);
+                let top = lanes.load_u8(&upper[half][at..]);
+                let quants = [
+                    lanes.or(
+                        lanes.and(first, nibble),
+                        lanes.and(lanes.shl(top, 4), top_two),
+                    ),
+                    lanes.or(
+                        lanes.and(second, nibble),
+                        lanes.and(lanes.shl(top, 2), top_two),
+                    ),
+                    lanes.or(lanes.shr(first, 4), lanes.and(top, top_two)),
+                    lanes.or(lanes.shr(second, 4), lanes.and(lanes.shr(top, 2), top_two)),
+                ];
+                for (run, q) in quants.into_iter().enumerate() {
+                    let run = 4 * half + run;
+                    let scale = d * f32::from(scales[2 * run + at / GROUP].cast_signed());
+                    let q = lanes.to_f32(lanes.add_i32(q, bias));
+                    sink.put(lanes, run, i, lanes.mul(q, lanes.splat(scale)));
+                }
             }
         }
     }
-    for (out, scales) in runs.scales.iter_mut().zip(scales) {
-        *out = scales.map(|scale| d * f32::from(scale.cast_signed()));
-    }
-    runs
 }

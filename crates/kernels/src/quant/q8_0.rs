@@ -7,7 +7,9 @@
 //!
 //! The product has at most 8 + 11 significant bits: decoding is exact.
 
-use super::runs::{NO_OFFSET, RUN, Runs, scale_f16};
+use crate::lanes::Lanes;
+
+use super::runs::{QuantFormat, RUN, Sink, scale_f16};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
@@ -16,14 +18,17 @@ pub(super) const BYTES: usize = 34;
 const _: () = assert!(BYTES == 2 + LEN);
 const _: () = assert!(LEN == RUN);
 
-/// Unpacks one block.
-#[inline(always)]
-pub(crate) fn unpack(block: &[u8; BYTES]) -> Runs<1> {
-    let [d0, d1, quants @ ..] = block;
-    let d = scale_f16([*d0, *d1]);
-    Runs {
-        quants: [*quants],
-        scales: [[d, d]],
-        offsets: [NO_OFFSET],
+/// The format.
+pub(crate) struct Q8_0;
+
+impl QuantFormat<BYTES, 1> for Q8_0 {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let [d0, d1, quants @ ..] = block;
+        let d = lanes.splat(scale_f16([*d0, *d1]));
+        for i in 0..RUN / L::N {
+            let q = lanes.load_i8(&quants[i * L::N..]);
+            sink.put(lanes, 0, i, lanes.mul(lanes.to_f32(q), d));
+        }
     }
 }

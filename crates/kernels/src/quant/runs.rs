@@ -1,56 +1,52 @@
-//! The common form of all quantised blocks: runs of 32 small integers with scales and an offset.
+//! What all quantised formats share: runs of 32 elements, the sinks that take them, their scales.
 
 use crate::lanes::Lanes;
 
-/// Elements of a run.
+/// Elements of a run. Every block is a whole number of runs.
 pub(crate) const RUN: usize = 32;
-/// Elements that share a scale, in the finest format (`Q6_K`).
-const SCALED: usize = 16;
 
-/// Offset of the formats that have none.
+/// A quantised format: blocks of `BYTES` bytes that decode to `R` runs.
 ///
-/// Adding -0 changes no value, zeros of either sign included, so these formats need no second
-/// arithmetic.
-pub(super) const NO_OFFSET: f32 = -0.0;
-
-/// A block of `R` runs, unpacked: element `j` of run `r` is `quants[r][j] * scales[r][j / 16] +
-/// offsets[r]`.
-///
-/// The product is exact in f32, or the offset is [`NO_OFFSET`] (each format's file says which): one
-/// operation rounds, so the value has the same bits with and without FMA.
-pub(crate) struct Runs<const R: usize> {
-    pub(super) quants: [[u8; RUN]; R],
-    pub(super) scales: [[f32; RUN / SCALED]; R],
-    pub(super) offsets: [f32; R],
+/// The lengths are parameters, not associated constants, so that they may be array lengths; callers
+/// leave them to inference. The format is a type and not a function passed as a value, because the
+/// latter may end up called, compiled without the instructions of the tier.
+pub(crate) trait QuantFormat<const BYTES: usize, const R: usize> {
+    /// Decodes one block into `sink`, each vector once; vectors with the same `i` come in ascending
+    /// order of their runs. Implementations are `#[inline(always)]`.
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>);
 }
 
-impl<const R: usize> Runs<R> {
-    /// Elements `i * N..(i + 1) * N` of run `run`, as f32.
-    #[inline(always)]
-    pub(crate) fn weights<L: Lanes>(&self, lanes: L, run: usize, i: usize) -> L::V {
-        let quants = lanes.to_f32(lanes.load_i8(&self.quants[run][i * L::N..]));
-        let scale = lanes.splat(self.scales[run][i * L::N / SCALED]);
-        lanes.fma(quants, scale, lanes.splat(self.offsets[run]))
-    }
+/// Takes the weights of a block.
+pub(crate) trait Sink<L: Lanes> {
+    /// Takes elements `i * N..(i + 1) * N` of run `run` of the block.
+    fn put(&mut self, lanes: L, run: usize, i: usize, weights: L::V);
 }
 
 /// Decodes the blocks in `bytes` to `out`; the numbers of blocks agree.
 #[inline(always)]
-pub(super) fn decode<L: Lanes, const BYTES: usize, const R: usize>(
+pub(super) fn decode<F, L, const BYTES: usize, const R: usize>(
     lanes: L,
     bytes: &[u8],
     out: &mut [f32],
-    unpack: impl Fn(&[u8; BYTES]) -> Runs<R>,
-) {
+) where
+    F: QuantFormat<BYTES, R>,
+    L: Lanes,
+{
     let (blocks, _) = bytes.as_chunks::<BYTES>();
-    let (outs, _) = out.as_chunks_mut::<RUN>();
-    for (block, outs) in blocks.iter().zip(outs.chunks_exact_mut(R)) {
-        let runs = unpack(block);
-        for (run, out) in outs.iter_mut().enumerate() {
-            for i in 0..RUN / L::N {
-                lanes.store(runs.weights(lanes, run, i), &mut out[i * L::N..]);
-            }
-        }
+    let (runs, _) = out.as_chunks_mut::<RUN>();
+    let (outs, _) = runs.as_chunks_mut::<R>();
+    for (block, out) in blocks.iter().zip(outs) {
+        F::decode(lanes, block, &mut Store(out));
+    }
+}
+
+/// Stores the runs of one block.
+struct Store<'a, const R: usize>(&'a mut [[f32; RUN]; R]);
+
+impl<L: Lanes, const R: usize> Sink<L> for Store<'_, R> {
+    #[inline(always)]
+    fn put(&mut self, lanes: L, run: usize, i: usize, weights: L::V) {
+        lanes.store(weights, &mut self.0[run][i * L::N..]);
     }
 }
 

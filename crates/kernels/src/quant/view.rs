@@ -22,7 +22,8 @@ pub enum WeightError {
     },
     /// The number of bytes does not fit in the address space.
     #[error(
-        "a {block} matrix of {rows} x {cols} elements is larger than the address space; the shape is corrupt"
+        "a {block} matrix of {rows} x {cols} elements exceeds the address space; \
+         the shape is corrupt, fetch the file again"
     )]
     TooLarge {
         /// Storage type of the matrix.

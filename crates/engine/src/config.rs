@@ -1,0 +1,127 @@
+//! Settings of one run: everything that decides its result and its memory.
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::model::Shape;
+use crate::schedule::{Schedule, ScheduleKind};
+use crate::select::{BudgetRequest, Scorer, SelectError, SelectionDims, SelectionLayout, Selector};
+use std::borrow::Cow;
+use std::num::NonZeroUsize;
+
+/// What a prefill hands back besides the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Outputs {
+    /// Logits of the last token. The last layer then computes K/V of all tokens
+    /// and the rest for that token only.
+    #[default]
+    LastLogits,
+    /// As [`Outputs::LastLogits`], but every row of the last layer is computed,
+    /// so that observers can read it.
+    AllHidden,
+    /// Logits of every token, streamed row by row to the observer.
+    AllLogits,
+}
+
+/// Settings of one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunConfig {
+    /// Order, chunking and eviction.
+    pub schedule: Schedule,
+    /// What is kept where the schedule evicts.
+    pub selector: Selector,
+    /// K, positions per KV head and layer that are kept, window and sinks
+    /// included.
+    pub budget: usize,
+    /// bs, keys per score block.
+    pub score_block: NonZeroUsize,
+    /// Storage of K/V.
+    pub kv: Element,
+    /// Storage of hidden states between layers.
+    pub bridge: Element,
+    /// Largest number of generated tokens.
+    pub max_new_tokens: usize,
+    /// What prefill computes.
+    pub outputs: Outputs,
+    /// Largest number of bytes TideKV may allocate; `None` for no limit.
+    pub memory_limit: Option<u64>,
+}
+
+/// Default chunk C, in tokens.
+pub const DEFAULT_CHUNK: NonZeroUsize = NonZeroUsize::new(2048).unwrap();
+/// Default budget K, in positions.
+pub const DEFAULT_BUDGET: usize = 4096;
+/// Default score block bs, in keys.
+pub const DEFAULT_SCORE_BLOCK: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Default largest answer, in tokens.
+pub const DEFAULT_MAX_NEW_TOKENS: usize = 256;
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        RunConfig {
+            schedule: ScheduleKind::Tide.with_chunk(DEFAULT_CHUNK),
+            selector: Selector::preset("snapkv")
+                .cloned()
+                .unwrap_or(Selector::new(Scorer::KeepAll)),
+            budget: DEFAULT_BUDGET,
+            score_block: DEFAULT_SCORE_BLOCK,
+            kv: Element::default(),
+            bridge: Element::default(),
+            max_new_tokens: DEFAULT_MAX_NEW_TOKENS,
+            outputs: Outputs::default(),
+            memory_limit: None,
+        }
+    }
+}
+
+impl RunConfig {
+    /// The selector in effect: a schedule that never evicts keeps everything.
+    pub fn effective_selector(&self) -> Cow<'_, Selector> {
+        match self.schedule.evicts() {
+            true => Cow::Borrowed(&self.selector),
+            false => Cow::Owned(Selector::new(Scorer::KeepAll)),
+        }
+    }
+
+    /// The selection of every layer for a prompt of `n_tokens` tokens: budgets,
+    /// mandatory sets and scratch. Known, and checked, before any compute.
+    ///
+    /// # Errors
+    /// A budget that cannot hold the mandatory set, or a faulty selector.
+    pub fn selections(
+        &self,
+        shape: &Shape,
+        n_tokens: usize,
+    ) -> Result<Vec<SelectionLayout>, SelectError> {
+        let selector = self.effective_selector();
+        let request = BudgetRequest { budget: self.budget, n_tokens, n_layers: shape.n_layers };
+        let dims =
+            SelectionDims { n_tokens, kv_heads: shape.n_kv_heads, group: shape.group() };
+        let budgets = selector.budgets(request)?;
+        budgets.into_iter().map(|budget| SelectionLayout::new(&selector, dims, budget)).collect()
+    }
+
+    /// Rows that the decode tail needs: one per generated token that is fed
+    /// back, within the context.
+    pub fn tail_rows(&self, shape: &Shape, n_tokens: usize) -> usize {
+        self.max_new_tokens.min(shape.context.saturating_sub(n_tokens))
+    }
+
+    /// Checks a prompt against the model.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::PromptTooLong`] or
+    /// [`Error::TokenOutOfRange`].
+    pub fn check_prompt(&self, shape: &Shape, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if tokens.len() > shape.context {
+            return Err(Error::PromptTooLong { tokens: tokens.len(), context: shape.context });
+        }
+        let vocab = shape.vocab;
+        match tokens.iter().position(|&id| id as usize >= vocab) {
+            Some(index) => Err(Error::TokenOutOfRange { id: tokens[index], index, vocab }),
+            None => Ok(()),
+        }
+    }
+}

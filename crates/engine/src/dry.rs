@@ -1,0 +1,137 @@
+//! The dry backend: it accounts for a run and computes nothing.
+//!
+//! It sizes its buffers with another backend's [`Sizes`], so the executor can be
+//! driven through a model of any size on any machine, and the ledger compared
+//! with the plan.
+
+use crate::backend::{
+    Backend, BackendError, ChunkRows, DecodeRow, LayerOf, ScoreBlock, Sizes, Workspace,
+};
+use crate::bridge::Bridge;
+use crate::cache::{ActiveKv, Observation, RetainedKv};
+use crate::element::Element;
+use crate::model::{ModelFile, ModelSpec};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A backend without arithmetic.
+#[derive(Clone)]
+pub struct Dry {
+    sizes: Arc<dyn Sizes>,
+}
+
+impl Dry {
+    /// Accounts with the sizes of another backend.
+    pub fn new(sizes: Arc<dyn Sizes>) -> Self {
+        Dry { sizes }
+    }
+}
+
+type Done = Result<(), BackendError>;
+
+impl Backend for Dry {
+    type Buffer = ();
+    type Weights = ();
+
+    fn name(&self) -> String {
+        "dry".to_owned()
+    }
+
+    fn threads(&self) -> usize {
+        0
+    }
+
+    fn sizes(&self) -> Arc<dyn Sizes> {
+        Arc::clone(&self.sizes)
+    }
+
+    fn alloc(&self, _: u64) -> Done {
+        Ok(())
+    }
+
+    fn upload(&self, _: &ModelSpec, _: &Arc<ModelFile>) -> Done {
+        Ok(())
+    }
+
+    fn embed(&self, _: &(), _: &[u32], _: &mut Bridge<Self>, _: usize) -> Done {
+        Ok(())
+    }
+
+    fn qkv(
+        &self,
+        _: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        _: &Bridge<Self>,
+        _: &mut Workspace<Self>,
+        active: &mut ActiveKv<Self>,
+    ) -> Done {
+        active.len = rows.span.end();
+        Ok(())
+    }
+
+    fn keep_queries(
+        &self,
+        _: &ChunkRows,
+        _: Range<usize>,
+        _: &Workspace<Self>,
+        _: &mut Observation<Self>,
+        _: usize,
+    ) -> Done {
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        _: LayerOf<'_, Self>,
+        _: &ChunkRows,
+        _: &Bridge<Self>,
+        _: &mut Workspace<Self>,
+        _: &ActiveKv<Self>,
+    ) -> Done {
+        Ok(())
+    }
+
+    fn mlp(
+        &self,
+        _: LayerOf<'_, Self>,
+        _: &ChunkRows,
+        _: &mut Bridge<Self>,
+        _: &mut Workspace<Self>,
+    ) -> Done {
+        Ok(())
+    }
+
+    fn score_stats(
+        &self,
+        _: &mut Observation<Self>,
+        _: &ActiveKv<Self>,
+        _: &mut Workspace<Self>,
+    ) -> Done {
+        Ok(())
+    }
+
+    fn score_block(&self, _: ScoreBlock<'_, Self>, _: &mut Workspace<Self>, out: &mut [f32]) -> Done {
+        out.fill(0.0);
+        Ok(())
+    }
+
+    fn gather(&self, _: &ActiveKv<Self>, _: &mut RetainedKv<Self>) -> Done {
+        Ok(())
+    }
+
+    fn logits(&self, _: &(), _: (&Bridge<Self>, usize), _: &mut Workspace<Self>, _: &mut ()) -> Done {
+        Ok(())
+    }
+
+    fn decode(&self, _: &(), _: DecodeRow<'_, Self>, _: &mut Workspace<Self>, _: &mut ()) -> Done {
+        Ok(())
+    }
+
+    fn read(&self, _: &(), _: Element, _: usize, out: &mut [f32]) {
+        out.fill(0.0);
+    }
+
+    fn sync(&self) -> Done {
+        Ok(())
+    }
+}

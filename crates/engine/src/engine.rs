@@ -1,0 +1,151 @@
+//! The engine: a loaded model on a backend. Immutable and shareable; what
+//! belongs to one prompt lives in a [`Session`].
+
+use crate::backend::Backend;
+use crate::config::RunConfig;
+use crate::error::Error;
+use crate::memory::{Accountant, Moment, Plan, WeightBytes, largest_prompt, refuse_unless_fits};
+use crate::model::{ModelFile, ModelSpec, RopeScaling};
+use crate::observe::Observer;
+use crate::prefill::{Device, prefill, workspace};
+use crate::session::Session;
+use crate::text::{ChatTemplate, Tokenizer, VocabSource};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model file, opened and described, not yet on a device.
+pub struct Model {
+    /// Architecture and dimensions.
+    pub spec: ModelSpec,
+    /// The mapped file.
+    pub file: Arc<ModelFile>,
+}
+
+impl Model {
+    /// Opens a model; reads its header only. `rope` overrides the file's RoPE
+    /// scaling and stretches the context accordingly.
+    ///
+    /// # Errors
+    /// A damaged file, or a model the engine does not support.
+    pub fn open(path: &Path, rope: Option<RopeScaling>) -> Result<Model, Error> {
+        let (mut spec, file) = ModelFile::open(path)?;
+        if let Some(scaling) = rope {
+            let trained = spec.rope.trained_context;
+            let stretched = (trained as f64 * scaling.factor()) as usize;
+            spec.rope.scaling = scaling;
+            spec.shape.context = stretched.min(u32::MAX as usize);
+        }
+        Ok(Model { spec, file: Arc::new(file) })
+    }
+
+    /// Bytes of the weights.
+    pub fn weight_bytes(&self) -> WeightBytes {
+        WeightBytes {
+            held: self.file.tensors.vector_bytes(),
+            mapped: self.file.mapped_bytes(),
+        }
+    }
+
+    /// The tokenizer of the file's vocabulary.
+    ///
+    /// # Errors
+    /// An unknown or faulty vocabulary.
+    pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
+        Ok(Tokenizer::new(VocabSource::from_metadata(self.file.gguf.metadata())?)?)
+    }
+}
+
+/// A model on a device.
+pub struct Engine<B: Backend> {
+    backend: B,
+    weights: B::Weights,
+    model: Model,
+    tokenizer: Tokenizer,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Puts a model on a device.
+    ///
+    /// # Errors
+    /// What the backend or the tokenizer cannot work with.
+    pub fn new(model: Model, backend: B) -> Result<Self, Error> {
+        let tokenizer = model.tokenizer()?;
+        let weights = backend.upload(&model.spec, &model.file)?;
+        Ok(Engine { backend, weights, model, tokenizer })
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template of the file.
+    ///
+    /// # Errors
+    /// A file without one, or with one that is not a template.
+    pub fn chat_template(&self) -> Result<ChatTemplate, Error> {
+        Ok(self.tokenizer.chat_template()?)
+    }
+
+    /// Memory of a run of a prompt of `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with what would fit when the plan passes the limit.
+    pub fn plan(&self, config: &RunConfig, n_tokens: usize) -> Result<Plan, Error> {
+        let sizes = self.backend.sizes();
+        refuse_unless_fits(&self.device().plan_input(&*sizes, config, n_tokens))
+    }
+
+    /// Largest prompt, in tokens, whose plan stays within `limit` bytes.
+    pub fn largest_prompt(&self, config: &RunConfig, limit: u64) -> usize {
+        let sizes = self.backend.sizes();
+        let device = self.device();
+        largest_prompt(&device.plan_input(&*sizes, config, 1), limit)
+    }
+
+    /// Reads a prompt. The plan is checked first; a run that starts stays
+    /// within its memory limit.
+    ///
+    /// # Errors
+    /// A bad prompt, [`Error::Refused`], [`Error::Cancelled`] by the observer, or
+    /// a failure of the backend. Nothing stays allocated.
+    pub fn prefill(
+        &self,
+        tokens: &[u32],
+        config: &RunConfig,
+        observer: &mut dyn Observer,
+    ) -> Result<Session<'_, B>, Error> {
+        let device = self.device();
+        config.check_prompt(device.shape, tokens)?;
+        self.model.file.gguf.verify_unchanged()?;
+        let plan = self.plan(config, tokens.len())?;
+        let accountant = Accountant::new(config.memory_limit);
+        let prefilled = prefill(&device, config, &accountant, tokens, observer)?;
+        accountant.begin(Moment::Decode);
+        let work = workspace((&self.backend, &accountant), device.shape, 1, None)?;
+        Ok(Session::new(self, prefilled, work, (accountant, plan), config.clone()))
+    }
+
+    pub(crate) fn weights(&self) -> &B::Weights {
+        &self.weights
+    }
+
+    fn device(&self) -> Device<'_, B> {
+        Device {
+            backend: &self.backend,
+            weights: &self.weights,
+            weight_bytes: self.model.weight_bytes(),
+            shape: &self.model.spec.shape,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Generation: an iterator over the answer's pieces of text.
+
+use crate::backend::Backend;
+use crate::error::Error;
+use crate::sample::{SampleConfig, Sampler};
+use crate::session::Session;
+use crate::text::{DetokenizeStream, StopMatcher, StopStep};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// Why generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-sequence token or a stop string.
+    Stop,
+    /// The largest number of tokens, or a full context.
+    Length,
+    /// The caller cancelled.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Settings of an answer.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateConfig {
+    /// Choice of tokens.
+    pub sample: SampleConfig,
+    /// Strings that end the answer; none of them is part of it.
+    pub stop: Vec<String>,
+    /// Set from elsewhere to end the answer before the next token.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// Text that has become certain, with the token that made it so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The token; `None` for text held back until the end.
+    pub token: Option<u32>,
+    /// Complete characters; may be empty.
+    pub text: String,
+}
+
+/// The answer to a prompt, token by token. Ends by itself; then
+/// [`Generate::finish_reason`] says why.
+pub struct Generate<'s, 'e, B: Backend> {
+    session: &'s mut Session<'e, B>,
+    sampler: Sampler,
+    // Taken when the answer ends and the held-back text is flushed.
+    text: Option<(DetokenizeStream<'e>, StopMatcher)>,
+    cancel: Arc<AtomicBool>,
+    generated: usize,
+    pending: Option<u32>,
+    finish: Option<FinishReason>,
+}
+
+impl<'e, B: Backend> Session<'e, B> {
+    /// Starts the answer.
+    ///
+    /// # Errors
+    /// Settings that make no sense.
+    pub fn generate(&mut self, config: GenerateConfig) -> Result<Generate<'_, 'e, B>, Error> {
+        let stream = self.engine().tokenizer().detokenize_stream();
+        let stops = StopMatcher::new(config.stop)?;
+        Ok(Generate {
+            session: self,
+            sampler: Sampler::new(config.sample)?,
+            text: Some((stream, stops)),
+            cancel: config.cancel,
+            generated: 0,
+            pending: None,
+            finish: None,
+        })
+    }
+}
+
+impl<B: Backend> Generate<'_, '_, B> {
+    /// Why the answer ended; `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// The next token, or the reason why there is none.
+    fn next_token(&mut self) -> Result<Result<u32, FinishReason>, Error> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Ok(Err(FinishReason::Cancelled));
+        }
+        if self.generated == self.session.config().max_new_tokens {
+            return Ok(Err(FinishReason::Length));
+        }
+        // A token is fed only when the next one is asked for, so the last token
+        // of an answer costs no forward pass.
+        if let Some(token) = self.pending.take() {
+            if self.session.room() == 0 {
+                return Ok(Err(FinishReason::Length));
+            }
+            self.session.feed(token)?;
+        }
+        let token = self.sampler.draw(&self.session.logits());
+        if self.session.engine().tokenizer().is_eos(token) {
+            return Ok(Err(FinishReason::Stop));
+        }
+        self.pending = Some(token);
+        self.generated += 1;
+        Ok(Ok(token))
+    }
+
+    fn advance(&mut self) -> Result<Option<Piece>, Error> {
+        if self.text.is_none() {
+            return Ok(None);
+        }
+        let token = match self.next_token()? {
+            Ok(token) => token,
+            Err(reason) => return Ok(self.end(reason)),
+        };
+        let Some((stream, stops)) = &mut self.text else { return Ok(None) };
+        let decoded = stream.push(token)?.unwrap_or_default();
+        match stops.push(&decoded) {
+            StopStep::Continue(text) => Ok(Some(Piece { token: Some(token), text })),
+            StopStep::Stopped(text) => {
+                self.text = None;
+                self.finish = Some(FinishReason::Stop);
+                Ok(Some(Piece { token: Some(token), text }))
+            }
+        }
+    }
+
+    /// Ends the answer and flushes what was held back.
+    fn end(&mut self, reason: FinishReason) -> Option<Piece> {
+        self.finish = Some(reason);
+        let (stream, mut stops) = self.text.take()?;
+        let rest = stream.finish().unwrap_or_default();
+        let text = match stops.push(&rest) {
+            StopStep::Continue(text) => text + &stops.finish(),
+            StopStep::Stopped(text) => text,
+        };
+        (!text.is_empty()).then_some(Piece { token: None, text })
+    }
+}
+
+impl<B: Backend> Iterator for Generate<'_, '_, B> {
+    type Item = Result<Piece, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.advance().transpose();
+        if let Some(Err(_)) = step {
+            self.text = None;
+        }
+        step
+    }
+}

@@ -1,0 +1,244 @@
+//! The plan: a run's memory, known before it starts.
+//!
+//! It folds over the steps the executor will follow ([`Schedule::steps`]) and
+//! over the size functions the executor allocates with, and keeps the largest
+//! total *within* each step. It is deliberately not the executor run on a dry
+//! backend: it is a second statement of what lives when, so that "plan equals
+//! accountant" is a check and not a tautology. The price is that it must be kept
+//! in step with [`crate::prefill`]; the tests see to that.
+
+use super::{Breakdown, Component, Moment, Peak, StepMemory, layout};
+use crate::backend::Sizes;
+use crate::config::RunConfig;
+use crate::error::Error;
+use crate::model::Shape;
+use crate::schedule::{Schedule, Step};
+use crate::select::SelectionLayout;
+
+/// Bytes of a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// Held in memory.
+    pub held: u64,
+    /// Mapped from the file.
+    pub mapped: u64,
+}
+
+/// What a plan is made for.
+#[derive(Clone, Copy)]
+pub struct PlanInput<'a> {
+    /// The model's dimensions.
+    pub shape: &'a Shape,
+    /// The model's weights.
+    pub weights: WeightBytes,
+    /// The backend's buffers.
+    pub sizes: &'a dyn Sizes,
+    /// The run's settings.
+    pub config: &'a RunConfig,
+    /// S, tokens of the prompt.
+    pub n_tokens: usize,
+}
+
+/// Memory of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// S.
+    pub n_tokens: usize,
+    /// The largest total, what makes it up and when it is reached.
+    pub peak: Peak,
+    /// The largest bytes of each component.
+    pub max: Breakdown,
+    /// Live bytes when prefill has ended and its workspace is gone.
+    pub held: Breakdown,
+}
+
+impl Plan {
+    /// Bytes at the peak.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak.bytes.total()
+    }
+
+    /// The peak minus what is still held after prefill.
+    pub fn transient_bytes(&self) -> u64 {
+        self.peak_bytes().saturating_sub(self.held.held())
+    }
+
+    /// Bytes of the compressed caches.
+    pub fn retained_bytes(&self) -> u64 {
+        self.held[Component::RetainedKv]
+    }
+
+    /// Bytes that the run allocates on top of the weights.
+    pub fn run_bytes(&self) -> u64 {
+        self.peak_bytes().saturating_sub(self.max[Component::Weights])
+    }
+}
+
+/// Plans a run of one prompt.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], or a selector that cannot work on this prompt.
+pub fn plan(input: &PlanInput<'_>) -> Result<Plan, Error> {
+    plan_steps(input, |_| ())
+}
+
+/// Plans a run and hands the memory of every step to `each`.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_steps(input: &PlanInput<'_>, mut each: impl FnMut(&StepMemory)) -> Result<Plan, Error> {
+    let PlanInput { shape, config, n_tokens, .. } = *input;
+    if n_tokens == 0 {
+        return Err(Error::EmptyPrompt);
+    }
+    let selections = config.selections(shape, n_tokens)?;
+    let mut fold = Fold::new(before_steps(input, &selections));
+    for step in config.schedule.steps(shape.n_layers, &[n_tokens]) {
+        let memory = fold.step(input, &selections, step);
+        each(&memory);
+    }
+    let held = fold.end_prefill(input);
+    Ok(Plan { n_tokens, peak: fold.peak, max: fold.max, held })
+}
+
+/// Half of the uncompressed K/V of one layer.
+fn active_half(input: &PlanInput<'_>) -> u64 {
+    input.sizes.active_half(input.shape, input.config.kv, input.n_tokens)
+}
+
+/// W of the observation window: the largest any layer asks for.
+pub(crate) fn window(selections: &[SelectionLayout]) -> usize {
+    selections.iter().map(SelectionLayout::window).max().unwrap_or(0)
+}
+
+/// What is live when the first step begins.
+fn before_steps(input: &PlanInput<'_>, selections: &[SelectionLayout]) -> Breakdown {
+    let PlanInput { shape, weights, sizes, config, n_tokens } = *input;
+    let window = window(selections);
+    let tail_rows = config.tail_rows(shape, n_tokens);
+    let mut live = Breakdown::default();
+    live[Component::Weights] = weights.held;
+    live[Component::WeightsMapped] = weights.mapped;
+    live[Component::Tokens] = layout::tokens(n_tokens);
+    live[Component::Bridge] =
+        layout::bridge(shape, config.bridge, config.schedule.bridge_rows(n_tokens));
+    live[Component::Activation] = sizes.activation(shape, config.schedule.chunk().rows(n_tokens));
+    live[Component::Scratch] = sizes.scratch(shape, window);
+    live[Component::Observation] = layout::observation(shape, window)
+        .saturating_mul(config.schedule.active_layers(shape.n_layers) as u64);
+    live[Component::DecodeTail] = layout::tail_half(shape, config.kv, tail_rows)
+        .saturating_mul(2 * shape.n_layers as u64);
+    live[Component::Logits] = layout::logits(shape);
+    live
+}
+
+struct Fold {
+    live: Breakdown,
+    max: Breakdown,
+    peak: Peak,
+    n_active: usize,
+}
+
+impl Fold {
+    fn new(live: Breakdown) -> Self {
+        Fold { live, max: live, peak: Peak { bytes: live, at: Moment::Setup }, n_active: 0 }
+    }
+
+    fn step(
+        &mut self,
+        input: &PlanInput<'_>,
+        selections: &[SelectionLayout],
+        step: Step,
+    ) -> StepMemory {
+        let mut high_water = self.live;
+        match step {
+            Step::Layer { layer, chunk, .. } if chunk.start == 0 => {
+                self.open(input, layer);
+                high_water = self.live;
+            }
+            Step::Layer { .. } | Step::Embed { .. } | Step::Head { .. } => {}
+            Step::Evict { layer, .. } => {
+                high_water = self.evict(input, &selections[layer], layer);
+            }
+        }
+        self.note(high_water, Moment::Step(step));
+        StepMemory { moment: Moment::Step(step), high_water, after: self.live }
+    }
+
+    /// A layer becomes active: layer-major order reuses the one before it.
+    fn open(&mut self, input: &PlanInput<'_>, layer: usize) {
+        let reuses = matches!(input.config.schedule, Schedule::LayerMajor { .. }) && layer > 0;
+        if !reuses {
+            self.n_active += 1;
+            self.live[Component::ActiveKv] = self.live[Component::ActiveKv]
+                .saturating_add(active_half(input).saturating_mul(2));
+        }
+    }
+
+    /// Selection scratch comes and goes, positions and retained rows come, the
+    /// active layer goes unless the next one takes its room. Returns the
+    /// high-water mark.
+    fn evict(&mut self, input: &PlanInput<'_>, selection: &SelectionLayout, layer: usize) -> Breakdown {
+        let PlanInput { shape, config, .. } = *input;
+        let mut scoring = self.live;
+        let add = |live: &mut Breakdown, component, bytes| {
+            live[component] = u64::saturating_add(live[component], bytes);
+        };
+        let scratch = selection
+            .bytes()
+            .saturating_add(score_block_bytes(shape, config, selection));
+        add(&mut scoring, Component::Scratch, scratch);
+        add(&mut scoring, Component::Positions, selection.positions_bytes());
+
+        let rows = shape.n_kv_heads.saturating_mul(selection.kept());
+        let half = layout::retained_half(shape, config.kv, rows);
+        add(&mut self.live, Component::Positions, selection.positions_bytes());
+        add(&mut self.live, Component::RetainedKv, half.saturating_mul(2));
+        let gathering = self.live;
+
+        let hands_over = matches!(config.schedule, Schedule::LayerMajor { .. });
+        if !hands_over || layer + 1 == shape.n_layers {
+            self.n_active -= 1;
+            self.live[Component::ActiveKv] = active_half(input)
+                .saturating_mul(2)
+                .saturating_mul(self.n_active as u64);
+        }
+        self.max.raise_to(&scoring);
+        self.max.raise_to(&gathering);
+        if gathering.total() > scoring.total() { gathering } else { scoring }
+    }
+
+    fn note(&mut self, high_water: Breakdown, at: Moment) {
+        self.max.raise_to(&high_water);
+        if high_water.total() > self.peak.bytes.total() {
+            self.peak = Peak { bytes: high_water, at };
+        }
+    }
+
+    /// Prefill's workspace goes, decoding's comes.
+    fn end_prefill(&mut self, input: &PlanInput<'_>) -> Breakdown {
+        let mut live = self.live;
+        live[Component::Bridge] = 0;
+        live[Component::ActiveKv] = 0;
+        live[Component::Observation] = 0;
+        live[Component::Activation] = input.sizes.activation(input.shape, 1);
+        live[Component::Scratch] = input.sizes.decode_scratch(input.shape);
+        self.note(live, Moment::Decode);
+        live
+    }
+}
+
+/// Bytes of the score block that one layer's selection reads, `[rows, bs]` f32.
+pub(crate) fn score_block_bytes(
+    shape: &Shape,
+    config: &RunConfig,
+    selection: &SelectionLayout,
+) -> u64 {
+    let keys = selection.scored_keys().len().min(config.score_block.get());
+    let rows = match selection.score_rows() {
+        None => 0,
+        Some(crate::select::ScoreRows::Grouped(_)) => shape.n_kv_heads,
+        Some(crate::select::ScoreRows::PerQueryHead) => shape.n_heads,
+    };
+    layout::product(&[rows, keys, size_of::<f32>()])
+}

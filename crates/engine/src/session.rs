@@ -1,0 +1,134 @@
+//! A session: one prompt that has been read, and the answer that grows from it.
+//!
+//! Next hop of a prompt: [`crate::sample`], [`crate::text`].
+
+use crate::backend::{Backend, DecodeRow, Workspace};
+use crate::cache::{DecodeTail, RetainedKv};
+use crate::config::RunConfig;
+use crate::element::Element;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::memory::{Accountant, Charge, Charged, Plan};
+use crate::position::Pos;
+use crate::prefill::Prefilled;
+
+/// The compressed cache of a prompt, with room for new tokens.
+pub struct Session<'e, B: Backend> {
+    engine: &'e Engine<B>,
+    retained: Vec<RetainedKv<B>>,
+    tails: Vec<DecodeTail<B>>,
+    tail_row: usize,
+    work: Workspace<B>,
+    logits: Charged<B::Buffer>,
+    tokens: Charged<Vec<u32>>,
+    accountant: Accountant,
+    plan: Plan,
+    config: RunConfig,
+    _weights: [Charge; 2],
+}
+
+impl<'e, B: Backend> Session<'e, B> {
+    pub(crate) fn new(
+        engine: &'e Engine<B>,
+        prefilled: Prefilled<B>,
+        work: Workspace<B>,
+        (accountant, plan): (Accountant, Plan),
+        config: RunConfig,
+    ) -> Self {
+        let Prefilled { retained, tails, logits, tokens, weights } = prefilled;
+        Session {
+            engine,
+            retained,
+            tails,
+            tail_row: 0,
+            work,
+            logits,
+            tokens,
+            accountant,
+            plan,
+            config,
+            _weights: weights,
+        }
+    }
+
+    /// Settings of the run.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &'e Engine<B> {
+        self.engine
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Retained cache of every layer.
+    pub fn retained(&self) -> &[RetainedKv<B>] {
+        &self.retained
+    }
+
+    /// The run's ledger.
+    pub fn accountant(&self) -> &Accountant {
+        &self.accountant
+    }
+
+    /// The run's plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// True absolute position of the next token: S plus the tokens fed since,
+    /// whatever the caches hold.
+    pub fn next_position(&self) -> Pos {
+        // `check_prompt` bounds S by the context and the context by u32.
+        Pos((self.tokens.len() + self.tail_row) as u32)
+    }
+
+    /// Tokens that can still be fed.
+    pub fn room(&self) -> usize {
+        self.tails.first().map_or(0, |tail| tail.capacity - self.tail_row)
+    }
+
+    /// Logits after the last token fed, `[vocab]`.
+    pub fn logits(&self) -> Vec<f32> {
+        let vocab = self.engine.model().spec.shape.vocab;
+        let mut logits = vec![0.0; vocab];
+        self.engine.backend().read(&self.logits, Element::F32, 0, &mut logits);
+        logits
+    }
+
+    /// Feeds one token at its true position.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] when there is no room left, [`Error::TokenOutOfRange`],
+    /// or a failure of the backend.
+    pub fn feed(&mut self, token: u32) -> Result<(), Error> {
+        let vocab = self.engine.model().spec.shape.vocab;
+        if token as usize >= vocab {
+            return Err(Error::TokenOutOfRange { id: token, index: self.tail_row, vocab });
+        }
+        if self.room() == 0 {
+            return Err(Error::Setting {
+                setting: "max_new_tokens",
+                value: self.config.max_new_tokens.to_string(),
+                reason: "is used up, or the context is full; no further token can be fed",
+            });
+        }
+        let row = DecodeRow {
+            token,
+            position: self.next_position(),
+            retained: &self.retained,
+            tail: &mut self.tails,
+            tail_row: self.tail_row,
+        };
+        let backend = self.engine.backend();
+        backend.decode(self.engine.weights(), row, &mut self.work, &mut self.logits)?;
+        backend.sync()?;
+        self.tail_row += 1;
+        Ok(())
+    }
+}
