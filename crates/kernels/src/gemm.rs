@@ -31,7 +31,12 @@ pub fn panel_width(isa: Isa) -> usize {
 /// # Panics
 /// If `panel` has another length than `K * NR`.
 pub fn pack_panel(isa: Isa, w: &WeightView<'_>, n0: usize, panel: &mut [f32]) {
-    assert_eq!(panel.len(), w.cols() * panel_width(isa), "a panel of {} columns", w.cols());
+    assert_eq!(
+        panel.len(),
+        w.cols() * panel_width(isa),
+        "a panel of {} columns",
+        w.cols()
+    );
     dispatch(isa, Pack { w, n0, panel });
 }
 
@@ -78,17 +83,35 @@ pub struct PanelGemm<'a> {
 /// # Panics
 /// If a slice is shorter than its shape, or the columns do not fit in a row of C.
 pub fn gemm_panels(isa: Isa, gemm: PanelGemm<'_>, c: &mut [f32], ldc: usize) {
-    let PanelGemm { rows, k, panels, n0, cols, .. } = gemm;
+    let PanelGemm {
+        rows,
+        k,
+        panels,
+        n0,
+        cols,
+        ..
+    } = gemm;
     if rows == 0 || cols == 0 {
         return;
     }
     let width = panel_width(isa);
     let end = n0 + cols;
     assert!(end <= ldc, "columns {n0}..{end} in rows of {ldc}");
-    assert!(c.len() >= (rows - 1) * ldc + end, "C [{rows}, {ldc}] has {} elements", c.len());
-    assert!(panels.len() >= cols.div_ceil(width) * k * width, "panels for {cols} columns");
+    assert!(
+        c.len() >= (rows - 1) * ldc + end,
+        "C [{rows}, {ldc}] has {} elements",
+        c.len()
+    );
+    assert!(
+        panels.len() >= cols.div_ceil(width) * k * width,
+        "panels for {cols} columns"
+    );
     if let Epilogue::Bias(bias) = gemm.epilogue {
-        assert!(bias.len() >= end, "a bias of {} for {end} columns", bias.len());
+        assert!(
+            bias.len() >= end,
+            "a bias of {} for {end} columns",
+            bias.len()
+        );
     }
     dispatch(isa, Multiply { gemm, c, ldc });
 }
@@ -113,7 +136,11 @@ impl Kernel for Pack<'_> {
             let rows_of_panel = &mut panel[k0 * width..(k0 + len) * width];
             for vector in 0..ROW_VECTORS {
                 let n = n0 + vector * L::N;
-                for (i, row) in decoded.chunks_exact_mut(MAX_BLOCK_LEN).take(L::N).enumerate() {
+                for (i, row) in decoded
+                    .chunks_exact_mut(MAX_BLOCK_LEN)
+                    .take(L::N)
+                    .enumerate()
+                {
                     let row = &mut row[..len];
                     if n + i < w.rows() {
                         quant::decode(lanes, w.block(), w.row_part(n + i, k0..k0 + len), row);
@@ -167,7 +194,16 @@ impl Kernel for Multiply<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Multiply { gemm, c, ldc } = self;
-        let PanelGemm { a, lda, rows, k, panels, n0, cols, epilogue } = gemm;
+        let PanelGemm {
+            a,
+            lda,
+            rows,
+            k,
+            panels,
+            n0,
+            cols,
+            epilogue,
+        } = gemm;
         let width = tile::width::<L>();
         let (block_rows, group_cols) = (ROW_TILES * L::ROW_TILE, PANELS * width);
         let mut partial = [0.0; MAX_PARTIAL];
@@ -188,9 +224,15 @@ impl Kernel for Multiply<'_> {
                             c: &mut c[row * ldc + n0 + j..],
                             ldc,
                             cols: width.min(cols - j),
-                            epilogue: epilogue.from_column(n0 + j),
+                            epilogue: epilogue.starting_at(n0 + j),
                         };
-                        let product = Product { a, lda, b, ldb: width, k: k1 - k0 };
+                        let product = Product {
+                            a,
+                            lda,
+                            b,
+                            ldb: width,
+                            k: k1 - k0,
+                        };
                         tile::multiply(lanes, product, rows, &mut output);
                     }
                 }
@@ -201,19 +243,22 @@ impl Kernel for Multiply<'_> {
 
 impl<'a> Epilogue<'a> {
     /// The same for columns that count from `n`.
-    fn from_column(self, n: usize) -> Epilogue<'a> {
+    fn starting_at(self, n: usize) -> Epilogue<'a> {
         match self {
             Epilogue::Bias(bias) => Epilogue::Bias(&bias[n..]),
             other => other,
         }
     }
 
-    /// Applies it to one vector of products and the vector of C at `c`.
+    /// Applies it to one vector of products, `lane0` columns into the panel, and the vector of C at
+    /// `c`. Lanes beyond the last column get a bias of zero and are not kept.
     #[inline(always)]
     fn apply<L: Lanes>(self, lanes: L, acc: L::V, lane0: usize, c: &mut [f32]) {
         let value = match self {
             Epilogue::Store => acc,
-            Epilogue::Bias(bias) => lanes.add(acc, lanes.load_first(&bias[lane0..])),
+            Epilogue::Bias(bias) => {
+                lanes.add(acc, lanes.load_first(bias.get(lane0..).unwrap_or_default()))
+            }
             Epilogue::Add => lanes.add(lanes.load(c), acc),
             Epilogue::Silu => silu(lanes, acc),
             Epilogue::Mul => lanes.mul(lanes.load(c), acc),
@@ -261,14 +306,16 @@ impl<L: Lanes> Rows<L> for Output<'_> {
         let c = &mut self.c[row * self.ldc..][..self.cols];
         if c.len() == width {
             for (v, acc) in acc.into_iter().enumerate() {
-                self.epilogue.apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
+                self.epilogue
+                    .apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
             }
             return;
         }
         let mut whole = [0.0; ROW_VECTORS * MAX_LANES];
         whole[..c.len()].copy_from_slice(c);
         for (v, acc) in acc.into_iter().enumerate() {
-            self.epilogue.apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
+            self.epilogue
+                .apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
         }
         c.copy_from_slice(&whole[..c.len()]);
     }

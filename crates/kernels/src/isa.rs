@@ -53,7 +53,9 @@ impl FromStr for Tier {
         Tier::ALL
             .into_iter()
             .find(|tier| tier.name() == name)
-            .ok_or_else(|| UnknownTier { name: name.to_owned() })
+            .ok_or_else(|| UnknownTier {
+                name: name.to_owned(),
+            })
     }
 }
 
@@ -70,7 +72,9 @@ impl Isa {
             .into_iter()
             .rev()
             .find_map(Isa::with_tier)
-            .unwrap_or(Isa { tier: Tier::Portable })
+            .unwrap_or(Isa {
+                tier: Tier::Portable,
+            })
     }
 
     /// The token of `tier`, or `None` if this CPU lacks an instruction that `tier` uses.

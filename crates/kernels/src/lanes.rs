@@ -17,8 +17,6 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-
-
 use crate::isa::{Isa, Tier};
 
 /// Most lanes of any tier; stack buffers for one vector have this length.
@@ -27,7 +25,7 @@ pub(crate) const MAX_LANES: usize = 16;
 /// Operations on a vector of [`Lanes::N`] f32 lanes.
 ///
 /// Arithmetic is IEEE f32, round to nearest even, with subnormals. Only [`Lanes::fma`] may differ
-/// between tiers (one rounding or two), and the reductions, whose order depends on `N`; the
+/// between tiers (one rounding or two), and [`Lanes::reduce_add`], whose order depends on `N`; the
 /// conversions give the same bits on every tier.
 pub(crate) trait Lanes: Copy {
     /// `N` f32 lanes.
@@ -78,9 +76,11 @@ pub(crate) trait Lanes: Copy {
     /// The first `min(N, src.len())` elements of `src`, zero in the other lanes.
     #[inline(always)]
     fn load_first(self, src: &[f32]) -> Self::V {
+        if src.len() >= Self::N {
+            return self.load(src);
+        }
         let mut lanes = [0.0; MAX_LANES];
-        let n = src.len().min(Self::N);
-        lanes[..n].copy_from_slice(&src[..n]);
+        lanes[..src.len()].copy_from_slice(src);
         self.load(&lanes)
     }
 
@@ -117,13 +117,13 @@ pub(crate) trait Lanes: Copy {
 
     /// Sum of the lanes: upper half onto lower half until one is left.
     fn reduce_add(self, v: Self::V) -> f32;
-    /// Largest lane, folded like [`Lanes::reduce_add`]; no lane may be NaN.
+    /// Largest lane; no lane may be NaN.
     fn reduce_max(self, v: Self::V) -> f32;
 
     /// The bits of `v`.
     fn to_bits(self, v: Self::V) -> Self::I;
     /// The floats with bits `i`.
-    fn from_bits(self, i: Self::I) -> Self::V;
+    fn of_bits(self, i: Self::I) -> Self::V;
     /// `x` in every lane.
     fn splat_i32(self, x: i32) -> Self::I;
     /// Wrapping `a + b`.

@@ -121,7 +121,7 @@ impl<'a> Window<'a> {
         let block = &self.head.k[base / KEY_BLOCK * layout.k_block_bytes()..][..layout.k_block_bytes()];
         expand_k(lanes, layout, block, keys.end, self.k_panels);
         let (stack, head_dim) = (self.head.stack(), layout.head_dim);
-        Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base }.write(lanes, keys, self.logits);
+        Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base }.write(lanes, 0..stack.rows, keys, self.logits);
     }
 }
 
@@ -142,7 +142,7 @@ impl Kernel for Stats<'_> {
         max.fill(Running::EMPTY.max);
         sum.fill(Running::EMPTY.sum);
         for base in (0..head.n_keys).step_by(KEY_BLOCK) {
-            window.fill(lanes, base, 0..stack.visible_to_any(base));
+            window.fill(lanes, base, 0..stack.visible(stack.rows - 1, base));
             for row in stack.first_seeing(base)..head.rows {
                 let mut running = Running { max: max[row], sum: sum[row] };
                 let logits = &mut window.logits[row * KEY_BLOCK..][..KEY_BLOCK];

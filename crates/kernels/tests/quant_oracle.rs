@@ -141,6 +141,11 @@ fn decode(isa: Isa, block: BlockType, bytes: &[u8]) -> Vec<f32> {
     out
 }
 
+/// What candle decodes `bytes` to.
+#[expect(
+    clippy::unwrap_used,
+    reason = "test code; clippy's exemption covers only #[test] functions"
+)]
 fn oracle(block: BlockType, bytes: &[u8]) -> Vec<f32> {
     let dtype = match block {
         BlockType::F32 => GgmlDType::F32,

@@ -11,6 +11,15 @@ pub fn product(factors: &[usize]) -> u64 {
     factors.iter().fold(1, |bytes, &factor| u64::saturating_mul(bytes, factor as u64))
 }
 
+/// Buffers start at multiples of this and are charged in multiples of it: the
+/// width of a cache line and of the widest vector.
+pub const ALIGNMENT: u64 = 64;
+
+/// `bytes` as a backend's buffer: rounded up to [`ALIGNMENT`].
+pub fn buffer(bytes: u64) -> u64 {
+    bytes.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT)
+}
+
 /// Prompt ids, `[S]` u32.
 pub fn tokens(n_tokens: usize) -> u64 {
     product(&[n_tokens, size_of::<u32>()])
@@ -18,19 +27,19 @@ pub fn tokens(n_tokens: usize) -> u64 {
 
 /// Hidden states, `[rows, d_model]`.
 pub fn bridge(shape: &Shape, element: Element, rows: usize) -> u64 {
-    product(&[rows, shape.d_model, element.bytes()])
+    buffer(product(&[rows, shape.d_model, element.bytes()]))
 }
 
 /// Window queries `[Hq, W, D]` f32 with the maximum and normaliser of each,
 /// `[2, Hq, W]` f32.
 pub fn observation(shape: &Shape, window: usize) -> u64 {
-    product(&[shape.n_heads, window, shape.head_dim + 2, size_of::<f32>()])
+    buffer(product(&[shape.n_heads, window, shape.head_dim + 2, size_of::<f32>()]))
 }
 
 /// Retained keys of one layer, `[rows, D]` flattened over heads; values take
 /// the same. `rows` is the sum over KV heads.
 pub fn retained_half(shape: &Shape, element: Element, rows: usize) -> u64 {
-    product(&[rows, shape.head_dim, element.bytes()])
+    buffer(product(&[rows, shape.head_dim, element.bytes()]))
 }
 
 /// Absolute positions of retained rows, `[rows]` u32.
@@ -40,12 +49,12 @@ pub fn positions(rows: usize) -> u64 {
 
 /// Keys of generated tokens of one layer, `[Hkv, T, D]`; values take the same.
 pub fn tail_half(shape: &Shape, element: Element, new_tokens: usize) -> u64 {
-    product(&[shape.n_kv_heads, new_tokens, shape.head_dim, element.bytes()])
+    buffer(product(&[shape.n_kv_heads, new_tokens, shape.head_dim, element.bytes()]))
 }
 
 /// One row of logits, `[vocab]` f32.
 pub fn logits(shape: &Shape) -> u64 {
-    product(&[shape.vocab, size_of::<f32>()])
+    buffer(product(&[shape.vocab, size_of::<f32>()]))
 }
 
 /// Vectors held in memory: two norms per layer and the final one. Biases, where

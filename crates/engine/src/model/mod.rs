@@ -12,6 +12,6 @@ mod spec;
 
 pub use error::ModelError;
 pub use load::{LayerTensors, Matrix, ModelFile, Tensors, Vector};
-pub use rope::{RopeScaling, RopeSpec, RopeStyle};
+pub use rope::{BadRopeScaling, RopeFrequencies, RopeScaling, RopeSpec, RopeStyle};
 pub use shape::Shape;
 pub use spec::{Architecture, HeadKind, ModelSpec};

@@ -30,7 +30,9 @@ impl Utf8Decoder {
                     let (valid, _) = rest.split_at(error.valid_up_to());
                     text.push_str(&String::from_utf8_lossy(valid));
                     done += valid.len();
-                    let Some(invalid) = error.error_len() else { break };
+                    let Some(invalid) = error.error_len() else {
+                        break;
+                    };
                     text.push(char::REPLACEMENT_CHARACTER);
                     done += invalid;
                 }
@@ -58,13 +60,17 @@ pub struct DetokenizeStream<'t> {
 
 impl<'t> DetokenizeStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer) -> DetokenizeStream<'t> {
-        DetokenizeStream { tokenizer, decoder: Utf8Decoder::default() }
+        DetokenizeStream {
+            tokenizer,
+            decoder: Utf8Decoder::default(),
+        }
     }
 
     /// Takes the next token. `None`: it completed no character.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         let mut text = String::new();
-        self.decoder.push(self.tokenizer.token_bytes(id)?, &mut text);
+        self.decoder
+            .push(self.tokenizer.token_bytes(id)?, &mut text);
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 

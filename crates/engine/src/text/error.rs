@@ -9,19 +9,25 @@ pub enum TextError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Metadata the tokenizer cannot be built without.
-    #[error("the model file has no `{key}`, so its text cannot be tokenized; use a GGUF that carries its tokenizer, or pass token ids")]
+    #[error(
+        "the model file has no `{key}`, so its text cannot be tokenized; use a GGUF that carries its tokenizer, or pass token ids"
+    )]
     MissingKey {
         /// The metadata key.
         key: &'static str,
     },
     /// A tokenizer family the engine does not have.
-    #[error("tokenizer model `{model}` is not supported (supported: gpt2, the byte-level BPE); convert the model again or pass token ids")]
+    #[error(
+        "tokenizer model `{model}` is not supported (supported: gpt2, the byte-level BPE); convert the model again or pass token ids"
+    )]
     UnsupportedModel {
         /// `tokenizer.ggml.model`.
         model: String,
     },
     /// A pre-tokenizer the engine does not have. Guessing one would give other ids than the model was trained on.
-    #[error("pre-tokenizer `{pre}` is not supported (supported: {known}); pass token ids instead of text")]
+    #[error(
+        "pre-tokenizer `{pre}` is not supported (supported: {known}); pass token ids instead of text"
+    )]
     UnsupportedPre {
         /// `tokenizer.ggml.pre`.
         pre: String,
@@ -43,7 +49,9 @@ pub enum TextError {
         vocab: usize,
     },
     /// Text the vocabulary has no tokens for.
-    #[error("the model's vocabulary has no token for byte {byte:#04x} of the character {character:?} at byte {offset} of the text; remove the character")]
+    #[error(
+        "the model's vocabulary has no token for byte {byte:#04x} of the character {character:?} at byte {offset} of the text; remove the character"
+    )]
     NoTokenForByte {
         /// The byte.
         byte: u8,
@@ -53,7 +61,9 @@ pub enum TextError {
         offset: usize,
     },
     /// Bytes that are not text.
-    #[error("the text is not valid UTF-8: {problem} at byte {offset} of {len}; convert it to UTF-8 first")]
+    #[error(
+        "the text is not valid UTF-8: {problem} at byte {offset} of {len}; convert it to UTF-8 first"
+    )]
     InvalidUtf8 {
         /// What is wrong there.
         problem: &'static str,
@@ -63,7 +73,9 @@ pub enum TextError {
         len: usize,
     },
     /// A model without a chat template.
-    #[error("the model file has no chat template (`tokenizer.chat_template`); use it without chat mode")]
+    #[error(
+        "the model file has no chat template (`tokenizer.chat_template`); use it without chat mode"
+    )]
     NoChatTemplate,
     /// A template that does not compile or fails.
     #[error("the model's chat template fails{}: {problem}; use the model without chat mode", .line.map(|l| format!(" at line {l}")).unwrap_or_default())]
@@ -80,7 +92,9 @@ pub enum TextError {
         reason: String,
     },
     /// A role that is not a plain name. Templates paste roles into control tokens.
-    #[error("the role {role:?} of message {index} is not a name of ASCII letters, digits, `_` and `-`")]
+    #[error(
+        "the role {role:?} of message {index} is not a name of ASCII letters, digits, `_` and `-`"
+    )]
     BadRole {
         /// The role.
         role: String,
@@ -88,7 +102,9 @@ pub enum TextError {
         index: usize,
     },
     /// No code point is left to mark message text with.
-    #[error("the messages use all 32 noncharacters U+FDD0 to U+FDEF, which text must not contain; remove one")]
+    #[error(
+        "the messages use all 32 noncharacters U+FDD0 to U+FDEF, which text must not contain; remove one"
+    )]
     NoncharactersUsedUp,
     /// A stop string without characters would stop before the first token.
     #[error("stop string {index} is empty; give at least one character")]
@@ -131,12 +147,21 @@ mod tests {
             message(b"abc\xffdef"),
             "the text is not valid UTF-8: an invalid sequence at byte 3 of 7; convert it to UTF-8 first"
         );
-        assert!(message("日本".as_bytes().split_last().unwrap().1).contains("incomplete character at byte 3 of 5"));
+        assert!(
+            message("日本".as_bytes().split_last().unwrap().1)
+                .contains("incomplete character at byte 3 of 5")
+        );
     }
 
     #[test]
     fn template_error_names_the_line_only_if_known() {
-        let error = |line| TextError::Template { problem: "p".into(), line }.to_string();
+        let error = |line| {
+            TextError::Template {
+                problem: "p".into(),
+                line,
+            }
+            .to_string()
+        };
         assert!(error(Some(7)).starts_with("the model's chat template fails at line 7: p;"));
         assert!(error(None).starts_with("the model's chat template fails: p;"));
     }

@@ -21,7 +21,11 @@ pub(super) enum Piece<'t> {
 impl Markers {
     /// The tokens of these kinds. A token of one character is left out: the guard of chat messages
     /// ([`super::chat`]) works between two.
-    pub(super) fn new(tokens: &[String], kinds: &[TokenKind], wanted: &[TokenKind]) -> Result<Markers, TextError> {
+    pub(super) fn new(
+        tokens: &[String],
+        kinds: &[TokenKind],
+        wanted: &[TokenKind],
+    ) -> Result<Markers, TextError> {
         let chosen: Vec<(u32, &String)> = (0u32..)
             .zip(tokens.iter().zip(kinds))
             .filter(|(_, (token, kind))| wanted.contains(kind) && token.chars().nth(1).is_some())
@@ -30,14 +34,22 @@ impl Markers {
         let finder = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(chosen.iter().map(|(_, token)| token))
-            .map_err(|error| TextError::Vocabulary { reason: format!("its special tokens: {error}") })?;
-        Ok(Markers { finder, ids: chosen.into_iter().map(|(id, _)| id).collect() })
+            .map_err(|error| TextError::Vocabulary {
+                reason: format!("its special tokens: {error}"),
+            })?;
+        Ok(Markers {
+            finder,
+            ids: chosen.into_iter().map(|(id, _)| id).collect(),
+        })
     }
 
     /// The text in pieces, in order; plain pieces are not empty.
     pub(super) fn pieces<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Piece<'t>> {
         let mut at = 0;
-        let found = self.finder.find_iter(text).map(|m| (m.start(), m.end(), Some(self.ids[m.pattern().as_usize()])));
+        let found = self
+            .finder
+            .find_iter(text)
+            .map(|m| (m.start(), m.end(), Some(self.ids[m.pattern().as_usize()])));
         let end = std::iter::once((text.len(), text.len(), None));
         found.chain(end).flat_map(move |(start, end, id)| {
             let plain = (at < start).then(|| Piece::Plain(&text[at..start]));
@@ -61,10 +73,19 @@ mod tests {
         assert_eq!(pieces("<a><b>"), [Piece::Marker(2)]);
         assert_eq!(
             pieces("x<a>é<b><pad>"),
-            [Piece::Plain("x"), Piece::Marker(0), Piece::Plain("é"), Piece::Marker(4), Piece::Plain("<pad>")]
+            [
+                Piece::Plain("x"),
+                Piece::Marker(0),
+                Piece::Plain("é"),
+                Piece::Marker(4),
+                Piece::Plain("<pad>")
+            ]
         );
         assert_eq!(pieces(""), []);
         let none = Markers::new(&tokens, &kinds, &[]).unwrap();
-        assert_eq!(none.pieces("<a>").collect::<Vec<_>>(), [Piece::Plain("<a>")]);
+        assert_eq!(
+            none.pieces("<a>").collect::<Vec<_>>(),
+            [Piece::Plain("<a>")]
+        );
     }
 }

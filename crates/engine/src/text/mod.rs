@@ -12,8 +12,9 @@
 //! - Prompts begin with exactly one BOS if the model wants one, else with none (`bos_is_there_once`).
 //! - A megabyte of anything takes well under two seconds (`a_megabyte_of_anything`): every step is linear or
 //!   `n log n`, nothing recurses over text.
-//! - Encoding can be cancelled ([`Tokenizer::encode_polled`]) and holds about 70 bytes per byte of the
-//!   longest word while it runs.
+//! - Encoding can be cancelled ([`Tokenizer::encode_polled`]) between words (`encode_can_be_cancelled`).
+//!   While it runs it holds up to about 150 bytes per byte of the longest word, before any engine buffer
+//!   exists.
 
 pub mod chat;
 mod detokenize;

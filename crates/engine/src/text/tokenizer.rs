@@ -73,7 +73,9 @@ impl Tokenizer {
     /// Builds the tokenizer and checks the vocabulary against itself.
     pub fn new(mut source: VocabSource) -> Result<Tokenizer, TextError> {
         refuse_other_families(&source.model)?;
-        let name = source.pre.as_deref().ok_or(TextError::MissingKey { key: "tokenizer.ggml.pre" })?;
+        let name = source.pre.as_deref().ok_or(TextError::MissingKey {
+            key: "tokenizer.ggml.pre",
+        })?;
         let kind = PreKind::from_name(name)?;
         let mut kinds = source.kinds()?;
         let eos = end_tokens(&source, &kinds);
@@ -82,12 +84,18 @@ impl Tokenizer {
             kinds[id as usize] = TokenKind::Control;
         }
         let prompt_bos = if source.add_bos.unwrap_or(kind.adds_bos_by_default()) {
-            Some(source.bos.ok_or(TextError::MissingKey { key: "tokenizer.ggml.bos_token_id" })?)
+            Some(source.bos.ok_or(TextError::MissingKey {
+                key: "tokenizer.ggml.bos_token_id",
+            })?)
         } else {
             None
         };
         let vocab = text_vocabulary(&source.tokens, &kinds);
-        let byte_chars = byte_chars().map(|c| vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str).then_some(c));
+        let byte_chars = byte_chars().map(|c| {
+            vocab
+                .contains_key(c.encode_utf8(&mut [0; 4]) as &str)
+                .then_some(c)
+        });
         let merges = checked_merges(&source.merges, &vocab)?;
         // Header text is large; the model has its own copy from here on.
         source.merges = Vec::new();
@@ -97,7 +105,9 @@ impl Tokenizer {
             // The crate's cache is per thread and outlives the tokenizer; `Encoding` has its own.
             .cache_capacity(0)
             .build()
-            .map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
+            .map_err(|error| TextError::Vocabulary {
+                reason: error.to_string(),
+            })?;
         let specials = [TokenKind::Control, TokenKind::UserDefined];
         Ok(Tokenizer {
             bpe,
@@ -136,13 +146,20 @@ impl Tokenizer {
     /// What a token is for.
     pub fn kind(&self, id: u32) -> Result<TokenKind, TextError> {
         let vocab = self.vocab_len();
-        self.kinds.get(id as usize).copied().ok_or(TextError::TokenOutOfRange { id, vocab })
+        self.kinds
+            .get(id as usize)
+            .copied()
+            .ok_or(TextError::TokenOutOfRange { id, vocab })
     }
 
     /// A token as the vocabulary writes it (`Ġthe`, `<|im_end|>`): for inspection, not text.
     pub fn token(&self, id: u32) -> Result<&str, TextError> {
         let vocab = self.vocab_len();
-        self.source.tokens.get(id as usize).map(String::as_str).ok_or(TextError::TokenOutOfRange { id, vocab })
+        self.source
+            .tokens
+            .get(id as usize)
+            .map(String::as_str)
+            .ok_or(TextError::TokenOutOfRange { id, vocab })
     }
 
     /// The bytes a token adds to the text: none for control tokens, perhaps part of a character.
@@ -159,14 +176,23 @@ impl Tokenizer {
 
     /// [`Tokenizer::encode`] that can be cancelled between words. The longest pause is one word without a
     /// border: about a second per megabyte.
-    pub fn encode_polled(&self, text: &str, specials: Specials, poll: Poll<'_>) -> Result<Vec<u32>, TextError> {
+    pub fn encode_polled(
+        &self,
+        text: &str,
+        specials: Specials,
+        poll: Poll<'_>,
+    ) -> Result<Vec<u32>, TextError> {
         let mut encoding = Encoding::new(self, poll);
         encoding.text(text, specials)?;
         Ok(self.with_bos(encoding.ids))
     }
 
     /// Ids of text that follows other tokens: never a BOS.
-    pub fn encode_continuation(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TextError> {
+    pub fn encode_continuation(
+        &self,
+        text: &str,
+        specials: Specials,
+    ) -> Result<Vec<u32>, TextError> {
         let mut never = || ControlFlow::Continue(());
         let mut encoding = Encoding::new(self, &mut never);
         encoding.text(text, specials)?;
@@ -175,11 +201,27 @@ impl Tokenizer {
 
     /// The model's chat template, compiled.
     pub fn chat_template(&self) -> Result<ChatTemplate, TextError> {
-        let text_of = |id: Option<&u32>| id.and_then(|&id| self.source.tokens.get(id as usize)).cloned();
-        let source = self.source.chat_template.clone().ok_or(TextError::NoChatTemplate)?;
-        let controls = self.source.tokens.iter().zip(&self.kinds).filter(|(_, kind)| **kind == TokenKind::Control);
-        ChatTemplate::new(source, controls.map(|(token, _)| token.as_str()))
-            .map(|template| template.with_markers(text_of(self.source.bos.as_ref()), text_of(self.source.eos.first())))
+        let text_of = |id: Option<&u32>| {
+            id.and_then(|&id| self.source.tokens.get(id as usize))
+                .cloned()
+        };
+        let source = self
+            .source
+            .chat_template
+            .clone()
+            .ok_or(TextError::NoChatTemplate)?;
+        let controls = self
+            .source
+            .tokens
+            .iter()
+            .zip(&self.kinds)
+            .filter(|(_, kind)| **kind == TokenKind::Control);
+        ChatTemplate::new(source, controls.map(|(token, _)| token.as_str())).map(|template| {
+            template.with_markers(
+                text_of(self.source.bos.as_ref()),
+                text_of(self.source.eos.first()),
+            )
+        })
     }
 
     /// Ids of a rendered chat. The template's markers become control tokens, the messages' characters never
@@ -190,12 +232,18 @@ impl Tokenizer {
     }
 
     /// [`Tokenizer::encode_chat`] that can be cancelled; see [`Tokenizer::encode_polled`].
-    pub fn encode_chat_polled(&self, chat: &RenderedChat, poll: Poll<'_>) -> Result<Vec<u32>, TextError> {
+    pub fn encode_chat_polled(
+        &self,
+        chat: &RenderedChat,
+        poll: Poll<'_>,
+    ) -> Result<Vec<u32>, TextError> {
         let mut encoding = Encoding::new(self, poll);
         for piece in self.specials.pieces(chat.guarded()) {
             match piece {
                 // A border where the guard stood is none: the text around it is encoded as one.
-                Piece::Plain(guarded) => encoding.text(&chat.unguarded(guarded), Specials::AsText)?,
+                Piece::Plain(guarded) => {
+                    encoding.text(&chat.unguarded(guarded), Specials::AsText)?
+                }
                 Piece::Marker(id) => encoding.marker(id),
             }
         }
@@ -241,7 +289,13 @@ struct Encoding<'a> {
 
 impl<'a> Encoding<'a> {
     fn new(tokenizer: &'a Tokenizer, poll: Poll<'a>) -> Encoding<'a> {
-        Encoding { tokenizer, ids: Vec::new(), poll, done: 0, polled: 0 }
+        Encoding {
+            tokenizer,
+            ids: Vec::new(),
+            poll,
+            done: 0,
+            polled: 0,
+        }
     }
 
     fn text(&mut self, text: &str, specials: Specials) -> Result<(), TextError> {
@@ -260,7 +314,12 @@ impl<'a> Encoding<'a> {
 
     fn marker(&mut self, id: u32) {
         self.ids.push(id);
-        self.done += self.tokenizer.source.tokens.get(id as usize).map_or(0, String::len);
+        self.done += self
+            .tokenizer
+            .source
+            .tokens
+            .get(id as usize)
+            .map_or(0, String::len);
     }
 
     /// Appends the ids of text without fixed strings.
@@ -295,12 +354,18 @@ impl<'a> Encoding<'a> {
         stand_ins.clear();
         for (offset, character) in word.char_indices() {
             for &byte in character.encode_utf8(&mut [0; 4]).as_bytes() {
-                let no_token = TextError::NoTokenForByte { byte, character, offset: self.done + offset };
+                let no_token = TextError::NoTokenForByte {
+                    byte,
+                    character,
+                    offset: self.done + offset,
+                };
                 stand_ins.push(self.tokenizer.byte_chars[byte as usize].ok_or(no_token)?);
             }
         }
         let tokens = self.tokenizer.bpe.tokenize(stand_ins);
-        let tokens = tokens.map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
+        let tokens = tokens.map_err(|error| TextError::Vocabulary {
+            reason: error.to_string(),
+        })?;
         self.ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
@@ -311,8 +376,15 @@ fn end_tokens(source: &VocabSource, kinds: &[TokenKind]) -> Vec<u32> {
     let marks = |(token, kind): (&String, &TokenKind)| {
         *kind == TokenKind::Control && END_MARKERS.contains(&token.as_str())
     };
-    let known = (0u32..).zip(source.tokens.iter().zip(kinds)).filter(|&(_, pair)| marks(pair));
-    let mut eos: Vec<u32> = source.eos.iter().copied().chain(known.map(|(id, _)| id)).collect();
+    let known = (0u32..)
+        .zip(source.tokens.iter().zip(kinds))
+        .filter(|&(_, pair)| marks(pair));
+    let mut eos: Vec<u32> = source
+        .eos
+        .iter()
+        .copied()
+        .chain(known.map(|(id, _)| id))
+        .collect();
     eos.sort_unstable();
     eos.dedup();
     eos
@@ -334,11 +406,15 @@ fn checked_merges(merges: &[String], vocab: &Vocab) -> Result<Merges, TextError>
     let pair = |(rank, merge): (usize, &String)| {
         let pair = merge.split_once(' ');
         let known = |(left, right): &(&str, &str)| {
-            vocab.contains_key(*left) && vocab.contains_key(*right) && vocab.contains_key(&format!("{left}{right}"))
+            vocab.contains_key(*left)
+                && vocab.contains_key(*right)
+                && vocab.contains_key(&format!("{left}{right}"))
         };
-        pair.filter(known).map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(|| {
-            TextError::Vocabulary { reason: format!("merge {rank}, {merge:?}, does not join two tokens to a third") }
-        })
+        pair.filter(known)
+            .map(|(left, right)| (left.to_owned(), right.to_owned()))
+            .ok_or_else(|| TextError::Vocabulary {
+                reason: format!("merge {rank}, {merge:?}, does not join two tokens to a third"),
+            })
     };
     merges.iter().enumerate().map(pair).collect()
 }

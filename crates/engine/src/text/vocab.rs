@@ -46,7 +46,11 @@ impl VocabSource {
         let model = required(metadata.str(MODEL)?, MODEL)?.to_owned();
         refuse_other_families(&model)?;
         let mut eos = Vec::new();
-        for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        for key in [
+            "tokenizer.ggml.eos_token_id",
+            "tokenizer.ggml.eot_token_id",
+            "tokenizer.ggml.eom_token_id",
+        ] {
             eos.extend(metadata.u32(key)?);
         }
         Ok(VocabSource {
@@ -69,12 +73,18 @@ impl VocabSource {
             let reason = format!("{vocab} tokens, but {} token types", self.token_types.len());
             return Err(TextError::Vocabulary { reason });
         }
-        if let Some(&id) = self.bos.iter().chain(&self.eos).find(|&&id| id as usize >= vocab) {
+        if let Some(&id) = self
+            .bos
+            .iter()
+            .chain(&self.eos)
+            .find(|&&id| id as usize >= vocab)
+        {
             return Err(TextError::TokenOutOfRange { id, vocab });
         }
         let kind = |(id, &code): (usize, &i32)| {
-            TokenKind::from_code(code)
-                .ok_or_else(|| TextError::Vocabulary { reason: format!("token {id} has the unknown type {code}") })
+            TokenKind::from_code(code).ok_or_else(|| TextError::Vocabulary {
+                reason: format!("token {id} has the unknown type {code}"),
+            })
         };
         self.token_types.iter().enumerate().map(kind).collect()
     }
@@ -84,7 +94,9 @@ impl VocabSource {
 pub(super) fn refuse_other_families(model: &str) -> Result<(), TextError> {
     match model {
         "gpt2" => Ok(()),
-        other => Err(TextError::UnsupportedModel { model: other.to_owned() }),
+        other => Err(TextError::UnsupportedModel {
+            model: other.to_owned(),
+        }),
     }
 }
 
@@ -123,7 +135,9 @@ pub(super) fn byte_chars() -> [char; 256] {
         let byte = byte as u8;
         match byte {
             b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-            _ => next_stand_in.next().unwrap_or_else(|| unreachable!("the range has no end")),
+            _ => next_stand_in
+                .next()
+                .unwrap_or_else(|| unreachable!("the range has no end")),
         }
     })
 }
@@ -137,16 +151,23 @@ pub(super) struct TokenBytes {
 
 impl TokenBytes {
     pub(super) fn new(tokens: &[String], kinds: &[TokenKind]) -> TokenBytes {
-        let byte_of: std::collections::HashMap<char, u8> = byte_chars().into_iter().zip(0u8..=255).collect();
-        let mut table = TokenBytes { bytes: Vec::new(), ends: Vec::with_capacity(tokens.len()) };
+        let byte_of: std::collections::HashMap<char, u8> =
+            byte_chars().into_iter().zip(0u8..=255).collect();
+        let mut table = TokenBytes {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(tokens.len()),
+        };
         for (token, kind) in tokens.iter().zip(kinds) {
             match kind {
                 TokenKind::Control | TokenKind::Unused => {}
                 TokenKind::UserDefined => table.bytes.extend(token.bytes()),
                 TokenKind::Text => {
-                    let bytes: Option<Vec<u8>> = token.chars().map(|c| byte_of.get(&c).copied()).collect();
+                    let bytes: Option<Vec<u8>> =
+                        token.chars().map(|c| byte_of.get(&c).copied()).collect();
                     // A token with a character that stands for no byte can only be meant literally.
-                    table.bytes.extend(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
+                    table
+                        .bytes
+                        .extend(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
                 }
             }
             table.ends.push(table.bytes.len());
@@ -160,7 +181,10 @@ impl TokenBytes {
 
     pub(super) fn get(&self, id: u32) -> Result<&[u8], TextError> {
         let index = id as usize;
-        let out_of_range = TextError::TokenOutOfRange { id, vocab: self.len() };
+        let out_of_range = TextError::TokenOutOfRange {
+            id,
+            vocab: self.len(),
+        };
         let &end = self.ends.get(index).ok_or(out_of_range)?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         Ok(&self.bytes[start..end])
@@ -176,7 +200,10 @@ mod tests {
         let chars = byte_chars();
         // Known from every GPT-2 vocabulary: Ġ is the space, Ċ the newline, ĉ the tab.
         assert_eq!((chars[0x20], chars[0x0A], chars[0x09]), ('Ġ', 'Ċ', 'ĉ'));
-        assert_eq!((chars[b'a' as usize], chars[0xC3], chars[0xAD], chars[0x7F]), ('a', 'Ã', 'Ń', 'ġ'));
+        assert_eq!(
+            (chars[b'a' as usize], chars[0xC3], chars[0xAD], chars[0x7F]),
+            ('a', 'Ã', 'Ń', 'ġ')
+        );
         let distinct: std::collections::HashSet<char> = chars.into_iter().collect();
         assert_eq!(distinct.len(), 256);
     }
@@ -195,7 +222,10 @@ mod tests {
         assert_eq!(get(4), "日本".as_bytes());
         assert_eq!(get(5), b"");
         assert_eq!(get(6), "日".as_bytes());
-        assert!(matches!(table.get(7), Err(TextError::TokenOutOfRange { id: 7, vocab: 7 })));
+        assert!(matches!(
+            table.get(7),
+            Err(TextError::TokenOutOfRange { id: 7, vocab: 7 })
+        ));
     }
 
     #[test]
@@ -207,9 +237,33 @@ mod tests {
         };
         assert_eq!(source.kinds().unwrap(), [TokenKind::Text; 2]);
         let error = |source: VocabSource| source.kinds().unwrap_err().to_string();
-        assert!(error(VocabSource { token_types: vec![1], ..source.clone() }).contains("2 tokens, but 1 token types"));
-        assert!(error(VocabSource { token_types: vec![1, 9], ..source.clone() }).contains("token 1 has the unknown type 9"));
-        assert!(error(VocabSource { eos: vec![0, 2], ..source.clone() }).contains("token id 2 is not in the vocabulary of 2"));
-        assert!(error(VocabSource { bos: Some(5), ..source }).contains("token id 5"));
+        assert!(
+            error(VocabSource {
+                token_types: vec![1],
+                ..source.clone()
+            })
+            .contains("2 tokens, but 1 token types")
+        );
+        assert!(
+            error(VocabSource {
+                token_types: vec![1, 9],
+                ..source.clone()
+            })
+            .contains("token 1 has the unknown type 9")
+        );
+        assert!(
+            error(VocabSource {
+                eos: vec![0, 2],
+                ..source.clone()
+            })
+            .contains("token id 2 is not in the vocabulary of 2")
+        );
+        assert!(
+            error(VocabSource {
+                bos: Some(5),
+                ..source
+            })
+            .contains("token id 5")
+        );
     }
 }

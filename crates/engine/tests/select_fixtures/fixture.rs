@@ -113,12 +113,11 @@ fn case(name: &'static str) -> Case {
     assert_eq!(json["schema"], "tidekv-selector-fixture/1", "{name}");
     let inputs = &json["inputs"];
     let size = |key: &str| count(&json["dims"][key]);
-    let keys_of = inputs
+    // A case with the tensors of another one observes its last W queries.
+    let other = inputs
         .get("same_as")
         .map(|other| read(other.as_str().unwrap()));
-    let keys = keys_of
-        .as_ref()
-        .map_or(&inputs["k"], |other| &other["inputs"]["k"]);
+    let tensors = other.as_ref().map_or(inputs, |other| &other["inputs"]);
     let dims = SelectionDims {
         n_tokens: size("s"),
         kv_heads: size("hkv"),
@@ -130,8 +129,11 @@ fn case(name: &'static str) -> Case {
         head_dim: size("d"),
         window: size("w"),
         scale: number(&json["scale"]) as f32,
-        q: list(&inputs["q_window"], |head| flat(head)),
-        k: list(keys, |head| flat(head)),
+        q: list(&tensors["q_window"], |head| {
+            let rows = flat(head);
+            rows[rows.len() - size("w") * size("d")..].to_vec()
+        }),
+        k: list(&tensors["k"], flat),
         lse: list(&json["stats"]["lse"], |row| list(row, number)),
         row_max: list(&json["stats"]["row_max"], |row| list(row, number)),
         attn_mean: list(&json["stats"]["attn_mean"], |row| list(row, number)),

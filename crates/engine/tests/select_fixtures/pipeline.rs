@@ -31,11 +31,14 @@ fn blocks(end: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |start| start..(start + block).min(end))
 }
 
+/// A change to a selector.
+pub type Edit = fn(Selector) -> Selector;
+
 /// The library: blocks of raw scores through `Pooling` and `Selection`.
 pub struct Streaming<'a> {
     pub raw: &'a dyn RawScores,
     /// Applied to every selector first; the identity unless a bug is wanted.
-    pub edit: fn(Selector) -> Selector,
+    pub edit: Edit,
 }
 
 impl<'a> Streaming<'a> {

@@ -5,6 +5,9 @@ use crate::fixture::{Case, Expected, KeptHead};
 /// Unit roundoff of f32.
 const U: f64 = 1.0 / (1 << 24) as f64;
 
+/// Relative error that the fixtures allow in the outlier case.
+const OUTLIER_TOLERANCE: f64 = 2e-3;
+
 /// The fixtures' test rule: equal, or of equal length and different only inside
 /// the ambiguous positions. With `strict`, a tie that exists in exact arithmetic
 /// must be broken as the order says.
@@ -20,8 +23,9 @@ pub fn set_error(got: &[u32], want: &KeptHead, strict: bool) -> Option<String> {
     };
     let (extra, missing) = (only(got, &want.kept), only(&want.kept, got));
     let swapped = [extra.clone(), missing.clone()].concat();
+    let ascending = got.windows(2).all(|pair| pair[0] < pair[1]);
     let allowed = got.len() == want.kept.len()
-        && !swapped.is_empty()
+        && ascending
         && swapped
             .iter()
             .all(|position| want.ambiguous.contains(position));
@@ -35,15 +39,17 @@ pub fn set_error(got: &[u32], want: &KeptHead, strict: bool) -> Option<String> {
     ))
 }
 
-/// Whether exact ties must be broken by the order. Equal raw scores stay equal
-/// under maximum pooling of one row, in f32 as in f64. Averages of equal sets of
-/// numbers in another order need not, nor do probabilities that differ in f64
-/// but both underflow in f32 (the outlier case).
+/// Whether exact ties must be broken by the order. Equal reduced scores stay
+/// equal under maximum pooling, in f32 as in f64. Averages, or means after
+/// pooling, add equal numbers in another order and need not; and in the outlier
+/// case probabilities that differ in f64 underflow to equal ones in f32.
 pub fn ties_are_strict(case: &Case, expected: &Expected) -> bool {
-    let pooled_alone = expected.id.starts_with("snapkv_grouped_")
-        && expected.id.contains("_max_max")
-        || expected.id.contains("_mean_max") && !expected.id.contains("pool_then");
-    (pooled_alone || expected.id == "streaming") && !case.name.starts_with("c_")
+    let ids = [
+        "snapkv_grouped_mean_max",
+        "snapkv_grouped_max_max",
+        "streaming",
+    ];
+    ids.iter().any(|id| expected.id.starts_with(id)) && !case.name.starts_with("c_")
 }
 
 /// Largest relative error of an f32 score.
@@ -58,7 +64,7 @@ pub fn ties_are_strict(case: &Case, expected: &Expected) -> bool {
 pub fn score_tolerance(case: &Case, kernel: usize) -> f64 {
     let logit = (case.head_dim + 2) as f64 * U * case.logit_magnitude();
     let terms = 10 + case.window + case.dims.group + kernel + case.dims.n_tokens;
-    2.0 * (2.0 * logit + terms as f64 * U)
+    (2.0 * (2.0 * logit + terms as f64 * U)).min(OUTLIER_TOLERANCE)
 }
 
 /// Compares numbers: relative `tolerance`, or `floor` where `want` is tiny.
@@ -115,7 +121,9 @@ fn any_other_difference_fails() {
 
 #[test]
 fn a_duplicate_does_not_stand_for_a_missing_position() {
-    assert!(set_error(&[1, 2, 2], &head(&[1, 2, 9], &[2, 9], false), false).is_some());
+    let want = head(&[1, 2, 9], &[2, 5, 9], false);
+    assert!(set_error(&[1, 2, 2], &want, false).is_some());
+    assert!(set_error(&[1, 5, 5], &want, false).is_some());
 }
 
 #[test]

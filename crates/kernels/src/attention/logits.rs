@@ -29,12 +29,6 @@ impl Stack {
     pub(crate) fn visible(&self, row: usize, base: usize) -> usize {
         (self.first_pos + row / self.group + 1).saturating_sub(base).min(KEY_BLOCK)
     }
-
-    /// Keys of the block at position `base` that some row sees.
-    #[inline(always)]
-    pub(crate) fn visible_to_any(&self, base: usize) -> usize {
-        self.visible(self.rows - 1, base)
-    }
 }
 
 /// Packed queries `[rows, D]`, already scaled, against the K panels of the block at position `base`.
@@ -53,18 +47,18 @@ pub(crate) struct Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// Writes the logits of `keys` (positions inside the block, widened to whole panels) to `out`, `[rows, KEY_BLOCK]`.
+    /// Writes the logits of `rows` and `keys` (positions inside the block, widened to whole panels) to `out`,
+    /// `[rows.len(), KEY_BLOCK]`.
     ///
     /// Panels that a row does not see at all are not written; inside a panel hidden keys get a value to be masked.
     /// The bits of a logit depend on its query and its key only.
     #[inline(always)]
-    pub(crate) fn write<L: Lanes>(&self, lanes: L, keys: Range<usize>, out: &mut [f32]) {
+    pub(crate) fn write<L: Lanes>(&self, lanes: L, rows: Range<usize>, keys: Range<usize>, out: &mut [f32]) {
         let (d, width) = (self.head_dim, tile::width::<L>());
-        assert!(out.len() >= self.stack.rows * KEY_BLOCK && keys.end <= KEY_BLOCK);
+        assert!(out.len() >= rows.len() * KEY_BLOCK && keys.end <= KEY_BLOCK);
         for panel in keys.start / width..keys.end.div_ceil(width) {
-            let first = self.stack.first_seeing(self.base + panel * width);
-            let rows = self.stack.rows - first;
-            if rows == 0 {
+            let first = self.stack.first_seeing(self.base + panel * width).max(rows.start);
+            if first >= rows.end {
                 break;
             }
             let product = Product {
@@ -74,8 +68,8 @@ impl Logits<'_> {
                 ldb: width,
                 k: d,
             };
-            let mut sink = Store { out: &mut out[first * KEY_BLOCK + panel * width..] };
-            tile::multiply(lanes, product, rows, &mut sink);
+            let mut sink = Store { out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..] };
+            tile::multiply(lanes, product, rows.end - first, &mut sink);
         }
     }
 }

@@ -13,7 +13,13 @@ use crate::tile::{self, Product};
 
 /// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few enough that the
 /// tile's weights and the expanded block stay in a 512 KiB L2 cache.
-const TILE_ROWS: usize = 112;
+const TILE_ROWS: usize = 224;
+
+/// Rows of a strip, a part of the tile: several micro-tiles whose weights stay in the L1 cache from their logits to
+/// their product with V, while panels of K and V pass by.
+const fn strip_rows<L: Lanes>() -> usize {
+    24usize.next_multiple_of(L::ROW_TILE)
+}
 
 /// Scratch parts begin at multiples of a cache line's floats.
 const LINE: usize = 16;
@@ -47,7 +53,7 @@ fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 7] {
         k_panels_len(d),
         v_panels_len::<L>(d),
         rows * d,
-        rows * KEY_BLOCK,
+        strip_rows::<L>() * KEY_BLOCK,
         rows * d.next_multiple_of(tile::width::<L>()),
         rows,
         rows,
@@ -91,7 +97,7 @@ struct Tile<'a> {
     v_panels: &'a mut [f32],
     /// Scaled queries, `[rows, D]`.
     q: &'a mut [f32],
-    /// Logits, then weights, `[rows, KEY_BLOCK]`.
+    /// Logits, then weights, of one strip, `[strip_rows, KEY_BLOCK]`.
     weights: &'a mut [f32],
     /// O, `[rows, out_width]`.
     out: &'a mut [f32],
@@ -143,67 +149,69 @@ impl<'a> Tile<'a> {
     /// Every block that some row sees, ascending.
     #[inline(always)]
     fn attend_all<L: Lanes>(&mut self, lanes: L, attend: &Attend) {
-        let layout = attend.layout;
-        let last = self.stack.first_pos + self.stack.rows / self.stack.group;
-        for block in 0..last.div_ceil(KEY_BLOCK) {
-            let base = block * KEY_BLOCK;
-            let keys = self.stack.visible_to_any(base);
-            let bytes = layout.k_block_bytes();
-            expand_k(lanes, layout, &attend.k[block * bytes..][..bytes], keys, self.k_panels);
-            let bytes = layout.v_block_bytes();
-            expand_v(lanes, layout, &attend.v[block * bytes..][..bytes], keys, self.v_panels);
-            self.attend_block(lanes, layout.head_dim, base, keys);
-        }
-    }
-
-    /// One step of the online softmax for every row that sees the expanded block.
-    #[inline(always)]
-    fn attend_block<L: Lanes>(&mut self, lanes: L, head_dim: usize, base: usize, keys: usize) {
-        let stack = self.stack;
-        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
-        logits.write(lanes, 0..keys, self.weights);
-        let first = stack.first_seeing(base);
-        for row in first..stack.rows {
-            let mut running = Running { max: self.max[row], sum: self.sum[row] };
-            let logits = &mut self.weights[row * KEY_BLOCK..][..KEY_BLOCK];
-            let alpha = running.fold(lanes, logits, stack.visible(row, base));
-            (self.max[row], self.sum[row]) = (running.max, running.sum);
-            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
-        }
-        let width = tile::width::<L>();
-        for panel in 0..self.out_width / width {
-            if stack.visible(first, base) == KEY_BLOCK {
-                self.extend(lanes, panel, first..stack.rows, 0..KEY_BLOCK);
-            } else {
-                self.extend_diagonal(lanes, panel, base, first);
+        let (layout, last) = (attend.layout, self.stack.rows - 1);
+        let keys = self.stack.first_pos + self.stack.rows / self.stack.group;
+        for base in (0..keys).step_by(KEY_BLOCK) {
+            let (block, visible) = (base / KEY_BLOCK, self.stack.visible(last, base));
+            let (k_bytes, v_bytes) = (layout.k_block_bytes(), layout.v_block_bytes());
+            expand_k(lanes, layout, &attend.k[block * k_bytes..][..k_bytes], visible, self.k_panels);
+            expand_v(lanes, layout, &attend.v[block * v_bytes..][..v_bytes], visible, self.v_panels);
+            let mut row = self.stack.first_seeing(base);
+            while row <= last {
+                let rows = row..(row + strip_rows::<L>()).min(last + 1);
+                row = rows.end;
+                self.attend_block(lanes, layout.head_dim, base, rows);
             }
         }
     }
 
-    /// `O += P V` for the rows from `first` on where not all of them see the whole block.
+    /// One step of the online softmax over the expanded block for a strip of rows, all of which see its first key.
+    #[inline(always)]
+    fn attend_block<L: Lanes>(&mut self, lanes: L, head_dim: usize, base: usize, rows: Range<usize>) {
+        let stack = self.stack;
+        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
+        logits.write(lanes, rows.clone(), 0..stack.visible(rows.end - 1, base), self.weights);
+        for (row, weights) in rows.clone().zip(self.weights.chunks_exact_mut(KEY_BLOCK)) {
+            let mut running = Running { max: self.max[row], sum: self.sum[row] };
+            let alpha = running.fold(lanes, weights, stack.visible(row, base));
+            (self.max[row], self.sum[row]) = (running.max, running.sum);
+            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
+        }
+        for panel in 0..self.out_width / tile::width::<L>() {
+            if stack.visible(rows.start, base) == KEY_BLOCK {
+                self.extend(lanes, panel, rows.start, rows.clone(), 0..KEY_BLOCK);
+            } else {
+                self.extend_diagonal(lanes, panel, base, rows.clone());
+            }
+        }
+    }
+
+    /// `O += P V` for a strip whose rows do not all see the whole block.
     ///
     /// The rows of a micro-tile run together over the keys that the first of them sees; then each further key extends
     /// the chains of the rows that see it. So a chain stops at its row's own last key: a weight of zero would not hide
     /// a NaN value.
     #[inline(always)]
-    fn extend_diagonal<L: Lanes>(&mut self, lanes: L, panel: usize, base: usize, first: usize) {
+    fn extend_diagonal<L: Lanes>(&mut self, lanes: L, panel: usize, base: usize, strip: Range<usize>) {
         let stack = self.stack;
-        for row in (first..stack.rows).step_by(L::ROW_TILE) {
-            let end = (row + L::ROW_TILE).min(stack.rows);
+        for row in strip.clone().step_by(L::ROW_TILE) {
+            let end = (row + L::ROW_TILE).min(strip.end);
             let common = stack.visible(row, base);
-            self.extend(lanes, panel, row..end, 0..common);
+            self.extend(lanes, panel, strip.start, row..end, 0..common);
             for key in common..stack.visible(end - 1, base) {
-                self.extend(lanes, panel, stack.first_seeing(base + key)..end, key..key + 1);
+                let seeing = stack.first_seeing(base + key);
+                self.extend(lanes, panel, strip.start, seeing..end, key..key + 1);
             }
         }
     }
 
-    /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel.
+    /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel; `strip` is the row whose
+    /// weights come first.
     #[inline(always)]
-    fn extend<L: Lanes>(&mut self, lanes: L, panel: usize, rows: Range<usize>, keys: Range<usize>) {
+    fn extend<L: Lanes>(&mut self, lanes: L, panel: usize, strip: usize, rows: Range<usize>, keys: Range<usize>) {
         let width = tile::width::<L>();
         let product = Product {
-            a: &self.weights[rows.start * KEY_BLOCK + keys.start..],
+            a: &self.weights[(rows.start - strip) * KEY_BLOCK + keys.start..],
             lda: KEY_BLOCK,
             b: &self.v_panels[(panel * KEY_BLOCK + keys.start) * width..],
             ldb: width,

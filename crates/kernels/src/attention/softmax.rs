@@ -4,9 +4,6 @@ use crate::exp::exp;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::{Lanes, MAX_LANES};
 
-/// Independent accumulators of a row's maximum and sum; part of the definition of the sum's bits.
-const CHAINS: usize = 4;
-
 /// Running state of a row's softmax.
 #[derive(Clone, Copy)]
 pub(crate) struct Running {
@@ -24,24 +21,19 @@ impl Running {
     /// `exp(s - m')`; what the last vector holds beyond `visible` becomes +0, what lies behind it is not touched.
     /// Returns the factor `exp(m - m')` of everything summed before (0 in the first block).
     ///
-    /// The sum adds vector `i` to chain `i % CHAINS`, then the chains, then the lanes. Weights are never -0, so hidden
-    /// lanes, which would add +0, change no bit: the order does not depend on `visible`.
+    /// The sum adds the vectors in ascending order, then their lanes. Weights are never -0, so hidden lanes, which would
+    /// add +0, change no bit: the order does not depend on `visible`.
     #[inline(always)]
     pub(crate) fn fold<L: Lanes>(&mut self, lanes: L, logits: &mut [f32], visible: usize) -> f32 {
         let max = block_max(lanes, logits, visible).max(self.max);
-        let zero = lanes.splat(0.0);
         let splat = lanes.splat(max);
-        let mut chains = [zero; CHAINS];
-        let row = &mut logits[..visible.next_multiple_of(L::N)];
-        for group in row.chunks_mut(CHAINS * L::N) {
-            for (chain, vector) in chains.iter_mut().zip(group.chunks_exact_mut(L::N)) {
-                let weight = exp(lanes, lanes.sub(lanes.load(vector), splat));
-                lanes.store(weight, vector);
-                *chain = lanes.add(*chain, weight);
-            }
+        let mut sums = lanes.splat(0.0);
+        for vector in logits[..visible.next_multiple_of(L::N)].chunks_exact_mut(L::N) {
+            let weight = exp(lanes, lanes.sub(lanes.load(vector), splat));
+            lanes.store(weight, vector);
+            sums = lanes.add(sums, weight);
         }
-        let [a, b, c, d] = chains;
-        let sum = lanes.reduce_add(lanes.add(lanes.add(a, b), lanes.add(c, d)));
+        let sum = lanes.reduce_add(sums);
         let alpha = exp_scalar(lanes, self.max - max);
         *self = Running { max, sum: self.sum * alpha + sum };
         alpha
@@ -58,15 +50,11 @@ fn block_max<L: Lanes>(lanes: L, logits: &mut [f32], visible: usize) -> f32 {
         let last = &mut logits[visible - tail..];
         lanes.store(lanes.select(lanes.first(tail), lanes.load(last), hidden), last);
     }
-    let mut chains = [hidden; CHAINS];
-    let row = &logits[..visible.next_multiple_of(L::N)];
-    for group in row.chunks(CHAINS * L::N) {
-        for (chain, vector) in chains.iter_mut().zip(group.chunks_exact(L::N)) {
-            *chain = lanes.max(lanes.load(vector), *chain);
-        }
+    let mut largest = hidden;
+    for vector in logits[..visible.next_multiple_of(L::N)].chunks_exact(L::N) {
+        largest = lanes.max(lanes.load(vector), largest);
     }
-    let [a, b, c, d] = chains;
-    lanes.reduce_max(lanes.max(lanes.max(a, b), lanes.max(c, d)))
+    lanes.reduce_max(largest)
 }
 
 /// The vector exp of one number, so that a lone factor has the same bits as a lane.

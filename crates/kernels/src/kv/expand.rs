@@ -20,23 +20,22 @@ pub(crate) const fn v_panels_len<L: Lanes>(head_dim: usize) -> usize {
 #[inline(always)]
 pub(crate) fn expand_k<L: Lanes>(lanes: L, layout: KvLayout, block: &[u8], keys: usize, panels: &mut [f32]) {
     let (d, width) = (layout.head_dim, tile::width::<L>());
-    for (p, panel) in panels.chunks_exact_mut(d * width).enumerate().take(keys.div_ceil(width)) {
-        for v in 0..tile::ROW_VECTORS {
-            let (key, at) = (p * width + v * L::N, v * L::N);
-            match layout.element {
-                Element::F32 => {
-                    for dim in 0..d {
-                        let src = &block[(dim * KEY_BLOCK + key) * 4..];
-                        lanes.store(load_f32(lanes, src), &mut panel[dim * width + at..]);
-                    }
+    assert!(panels.len() >= k_panels_len(d) && block.len() == layout.k_block_bytes());
+    for key in (0..keys).step_by(L::N) {
+        let panel = &mut panels[key / width * width * d + key % width..];
+        match layout.element {
+            Element::F32 => {
+                for dim in 0..d {
+                    let src = &block[(dim * KEY_BLOCK + key) * 4..];
+                    lanes.store(load_f32(lanes, src), &mut panel[dim * width..]);
                 }
-                _ => {
-                    for pair in 0..d / 2 {
-                        let src = &block[(pair * KEY_BLOCK + key) * 4..];
-                        let (even, odd) = load_pairs(lanes, layout.element, src);
-                        lanes.store(even, &mut panel[2 * pair * width + at..]);
-                        lanes.store(odd, &mut panel[(2 * pair + 1) * width + at..]);
-                    }
+            }
+            _ => {
+                for pair in 0..d / 2 {
+                    let src = &block[(pair * KEY_BLOCK + key) * 4..];
+                    let (even, odd) = load_pairs(lanes, layout.element, src);
+                    lanes.store(even, &mut panel[2 * pair * width..]);
+                    lanes.store(odd, &mut panel[(2 * pair + 1) * width..]);
                 }
             }
         }

@@ -18,11 +18,7 @@ pub(super) fn enter<K: Kernel>(kernel: K) -> K::Output {
 
 /// `out[i] = f(a[i], b[i])`.
 #[inline(always)]
-fn zip<A: Copy, B: Copy, T: Copy + Default>(
-    a: [A; N],
-    b: [B; N],
-    f: impl Fn(A, B) -> T,
-) -> [T; N] {
+fn zip<A: Copy, B: Copy, T: Copy + Default>(a: [A; N], b: [B; N], f: impl Fn(A, B) -> T) -> [T; N] {
     let mut out = [T::default(); N];
     for i in 0..N {
         out[i] = f(a[i], b[i]);
@@ -168,7 +164,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn from_bits(self, i: [i32; N]) -> [f32; N] {
+    fn of_bits(self, i: [i32; N]) -> [f32; N] {
         map(i, |x| f32::from_bits(x.cast_unsigned()))
     }
 

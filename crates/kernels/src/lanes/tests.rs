@@ -102,8 +102,11 @@ fn fma_rounds_once_on_x86_and_twice_on_portable() {
         fn run<L: Lanes>(self, lanes: L) {
             let mut random = Random::new(10);
             for _ in 0..1000 {
-                let (a, b, c) =
-                    (random.uniform(L::N, 2.0), random.uniform(L::N, 2.0), random.uniform(L::N, 2.0));
+                let (a, b, c) = (
+                    random.uniform(L::N, 2.0),
+                    random.uniform(L::N, 2.0),
+                    random.uniform(L::N, 2.0),
+                );
                 let v = lanes.fma(lanes.load(&a), lanes.load(&b), lanes.load(&c));
                 for (i, got) in lanes_of(lanes, v).into_iter().enumerate() {
                     let want = if self.0.tier() == Tier::Portable {
@@ -169,10 +172,15 @@ lane_test!(integers_wrap_shift_and_convert, lanes: L, {
             (lanes.add_i32(va, vb), (|a, b| a.wrapping_add(b)) as fn(u32, u32) -> u32),
             (lanes.shl(va, 23), |a, _| a << 23),
             (lanes.shl(va, 1), |a, _| a << 1),
+            (lanes.shr(va, 4), |a, _| a >> 4),
+            (lanes.shr(va, 31), |a, _| a >> 31),
+            (lanes.and(va, vb), |a, b| a & b),
+            (lanes.or(va, vb), |a, b| a | b),
+            (lanes.splat_i32(-3), |_, _| (-3i32).cast_unsigned()),
         ];
         for (case, (got, want)) in cases.into_iter().enumerate() {
             let want: Vec<u32> = a.iter().zip(&b).map(|(&a, &b)| want(a, b)).collect();
-            assert_eq!(bits(&lanes_of(lanes, lanes.from_bits(got))), want, "case {case}");
+            assert_eq!(bits(&lanes_of(lanes, lanes.of_bits(got))), want, "case {case}");
         }
         let want: Vec<f32> = a.iter().map(|&a| a.cast_signed() as f32).collect();
         assert_eq!(lanes_of(lanes, lanes.to_f32(va)), want);
@@ -185,6 +193,8 @@ lane_test!(bytes_extend_with_their_sign, lanes: L, {
         let want: Vec<f32> =
             bytes[from..from + L::N].iter().map(|&b| f32::from(b.cast_signed())).collect();
         assert_eq!(lanes_of(lanes, lanes.to_f32(lanes.load_i8(&bytes[from..]))), want);
+        let want: Vec<f32> = bytes[from..from + L::N].iter().map(|&b| f32::from(b)).collect();
+        assert_eq!(lanes_of(lanes, lanes.to_f32(lanes.load_u8(&bytes[from..]))), want);
     }
 });
 
@@ -214,15 +224,14 @@ lane_test!(pairs_split_for_every_16_bit_pattern, lanes: L, {
         .collect();
     for (chunk, pairs) in bytes.chunks_exact(4 * L::N).enumerate() {
         let (bf16, f16) = (lanes.load_bf16_pairs(pairs), lanes.load_f16_pairs(pairs));
-        let got = [bf16.0, bf16.1, f16.0, f16.1].map(|v| bits(&lanes_of(lanes, v)));
-        for lane in 0..L::N {
-            let first = (chunk * L::N + lane) as u16;
-            for (second, half) in [first, first.reverse_bits()].into_iter().enumerate() {
-                // A bf16 is the upper half of its f32, a signalling NaN's too.
-                assert_eq!(got[second][lane], u32::from(half) << 16, "bf16 {half:#06x}");
-                let want = half::f16::from_bits(half).to_f32().to_bits();
-                assert_eq!(got[2 + second][lane], want, "f16 {half:#06x}");
-            }
+        let first: Vec<u16> = (0..L::N).map(|lane| (chunk * L::N + lane) as u16).collect();
+        let second: Vec<u16> = first.iter().map(|half| half.reverse_bits()).collect();
+        for (halves, bf16, f16) in [(first, bf16.0, f16.0), (second, bf16.1, f16.1)] {
+            // A bf16 is the upper half of its f32, a signalling NaN's too.
+            let want: Vec<u32> = halves.iter().map(|&half| u32::from(half) << 16).collect();
+            assert_eq!(bits(&lanes_of(lanes, bf16)), want, "bf16");
+            let want: Vec<f32> = halves.iter().map(|&h| half::f16::from_bits(h).to_f32()).collect();
+            assert_eq!(bits(&lanes_of(lanes, f16)), bits(&want), "f16");
         }
     }
 });
@@ -247,6 +256,7 @@ fn slices_shorter_than_a_vector_are_refused() {
     enum Short {
         Load,
         Store,
+        LoadU8,
         LoadI8,
         LoadBf16,
         LoadF16,
@@ -272,7 +282,14 @@ fn slices_shorter_than_a_vector_are_refused() {
             match self {
                 Load => drop(lanes_of(lanes, lanes.load(&floats[..L::N - 1]))),
                 Store => lanes.store(v, &mut floats[..L::N - 1]),
-                LoadI8 => drop(lanes_of(lanes, lanes.to_f32(lanes.load_i8(&bytes[..L::N - 1])))),
+                LoadU8 => drop(lanes_of(
+                    lanes,
+                    lanes.to_f32(lanes.load_u8(&bytes[..L::N - 1])),
+                )),
+                LoadI8 => drop(lanes_of(
+                    lanes,
+                    lanes.to_f32(lanes.load_i8(&bytes[..L::N - 1])),
+                )),
                 LoadBf16 => drop(lanes_of(lanes, lanes.load_bf16(&bytes[..halves]))),
                 LoadF16 => drop(lanes_of(lanes, lanes.load_f16(&bytes[..halves]))),
                 LoadBf16Pairs => drop(lanes_of(lanes, lanes.load_bf16_pairs(&bytes).0)),
@@ -295,6 +312,7 @@ fn slices_shorter_than_a_vector_are_refused() {
         for short in [
             Load,
             Store,
+            LoadU8,
             LoadI8,
             LoadBf16,
             LoadF16,

@@ -36,13 +36,10 @@ impl QuantFormat<BYTES, 1> for Q5_0 {
             let low = lanes.and(both, lanes.splat_i32(0x0f));
             let high = lanes.shr(both, 4);
             let first = (i * L::N) as i32;
-            sink.put(lanes, 0, i, weights(low, lanes.shr(clear, first)));
-            sink.put(
-                lanes,
-                0,
-                half + i,
-                weights(high, lanes.shr(clear, HALF as i32 + first)),
-            );
+            let low = quants(lanes, low, lanes.shr(clear, first));
+            let high = quants(lanes, high, lanes.shr(clear, HALF as i32 + first));
+            sink.put(lanes, 0, i, lanes.mul(low, d));
+            sink.put(lanes, 0, half + i, lanes.mul(high, d));
         }
     }
 }

@@ -134,7 +134,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn from_bits(self, i: __m512i) -> __m512 {
+    fn of_bits(self, i: __m512i) -> __m512 {
         registers!(_mm512_castsi512_ps(i))
     }
 

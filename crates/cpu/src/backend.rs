@@ -1,0 +1,285 @@
+//! The [`Backend`] implementation: settings, and the verbs that need no file of
+//! their own.
+
+use crate::buffer::CpuBuffer;
+use crate::layer::BridgeRows;
+use crate::pool::Pool;
+use crate::product::{Compute, Rows, RowsMut};
+use crate::activation::{Regions, Strides};
+use crate::sizes::{CpuSizes, kernel_element};
+use crate::weights::CpuWeights;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use tidekv::Element;
+use tidekv::backend::{
+    Backend, BackendError, ChunkRows, DecodeRow, LayerOf, ScoreBlock, Sizes, Workspace,
+};
+use tidekv::bridge::Bridge;
+use tidekv::cache::{ActiveKv, Observation, RetainedKv};
+use tidekv::model::{ModelFile, ModelSpec, Shape};
+use tidekv_kernels::element::{self, all_finite};
+use tidekv_kernels::gemm::Epilogue;
+use tidekv_kernels::norm::rms_norm;
+use tidekv_kernels::quant::dequantize;
+use tidekv_kernels::{Isa, Tier};
+
+/// Elements of the longest block of any weight type.
+const MAX_BLOCK: usize = 256;
+
+/// Settings of the CPU backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuConfig {
+    /// Threads to compute with; by default all the process may use.
+    pub threads: Option<NonZeroUsize>,
+    /// Instruction set; by default the best this CPU has.
+    pub tier: Option<Tier>,
+}
+
+/// Why there is no CPU backend.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// The instruction set asked for is not there.
+    #[error("this CPU cannot run `{asked}`; it has {available}")]
+    Tier {
+        /// The tier asked for.
+        asked: Tier,
+        /// Tiers this CPU has.
+        available: String,
+    },
+    /// The system gave no threads.
+    #[error("cannot start {threads} threads: {reason}; use fewer (--threads)")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl CpuConfig {
+    /// The instruction set in effect.
+    ///
+    /// # Errors
+    /// A tier this CPU does not have.
+    pub fn isa(&self) -> Result<Isa, CpuError> {
+        let Some(asked) = self.tier else { return Ok(Isa::detect()) };
+        Isa::with_tier(asked).ok_or_else(|| CpuError::Tier {
+            asked,
+            available: Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The number of threads in effect. The system's answer respects affinity
+    /// and control-group quotas.
+    pub fn n_threads(&self) -> NonZeroUsize {
+        let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.threads.unwrap_or_else(all)
+    }
+}
+
+/// The CPU as a backend.
+pub struct Cpu {
+    pub(crate) isa: Isa,
+    pub(crate) pool: Pool,
+    pub(crate) sizes: CpuSizes,
+    // Verbs without weights need the dimensions of the loaded model.
+    shape: OnceLock<Shape>,
+}
+
+impl Cpu {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// An instruction set this CPU does not have, or no threads.
+    pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
+        let sizes = CpuSizes::new(&config)?;
+        let threads = config.n_threads();
+        let pool = Pool::new(threads).map_err(|error| CpuError::Threads {
+            threads: threads.get(),
+            reason: error.to_string(),
+        })?;
+        Ok(Cpu { isa: sizes.isa, pool, sizes, shape: OnceLock::new() })
+    }
+
+    pub(crate) fn compute(&self) -> Compute<'_> {
+        Compute { isa: self.isa, pool: &self.pool }
+    }
+
+    fn shape(&self) -> &Shape {
+        self.shape.get().expect("verbs run after `upload`, which sets the shape")
+    }
+}
+
+impl Backend for Cpu {
+    type Buffer = CpuBuffer;
+    type Weights = CpuWeights;
+
+    fn name(&self) -> String {
+        self.isa.name().to_owned()
+    }
+
+    fn threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+
+    fn sizes(&self) -> Arc<dyn Sizes> {
+        Arc::new(self.sizes)
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<CpuBuffer, BackendError> {
+        CpuBuffer::zeroed(bytes)
+    }
+
+    fn upload(&self, spec: &ModelSpec, file: &Arc<ModelFile>) -> Result<CpuWeights, BackendError> {
+        let weights = CpuWeights::new(spec, file)?;
+        let shape = self.shape.get_or_init(|| weights.shape.clone());
+        assert_eq!(shape, &weights.shape, "a CPU backend serves one model");
+        Ok(weights)
+    }
+
+    fn embed(
+        &self,
+        weights: &CpuWeights,
+        tokens: &[u32],
+        bridge: &mut Bridge<Self>,
+        row: usize,
+    ) -> Result<(), BackendError> {
+        let table = weights.embedding();
+        let rows = BridgeRows::of(bridge);
+        let stored = &mut bridge.buffer.bytes_mut()[row * rows.row_bytes..];
+        // In pieces of the longest block, so that no row buffer is needed.
+        let mut piece = [0.0; MAX_BLOCK];
+        for (&token, stored) in tokens.iter().zip(stored.chunks_exact_mut(rows.row_bytes)) {
+            let pieces = stored.chunks_mut(MAX_BLOCK * bridge.element.bytes());
+            for (index, stored) in pieces.enumerate() {
+                let first = index * MAX_BLOCK;
+                let cols = first..(first + MAX_BLOCK).min(rows.d_model);
+                let hidden = &mut piece[..cols.len()];
+                let bytes = table.row_part(token as usize, cols);
+                dequantize(self.isa, table.block(), bytes, hidden);
+                element::store(self.isa, rows.element, hidden, stored);
+            }
+        }
+        Ok(())
+    }
+
+    fn qkv(
+        &self,
+        layer: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &Bridge<Self>,
+        work: &mut Workspace<Self>,
+        active: &mut ActiveKv<Self>,
+    ) -> Result<(), BackendError> {
+        self.qkv_chunk(layer, rows, bridge, work, active);
+        Ok(())
+    }
+
+    fn keep_queries(
+        &self,
+        chunk: &ChunkRows,
+        rows: Range<usize>,
+        work: &Workspace<Self>,
+        observation: &mut Observation<Self>,
+        at: usize,
+    ) -> Result<(), BackendError> {
+        self.keep_window(self.shape(), (chunk, rows), work, observation, at);
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        layer: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &Bridge<Self>,
+        work: &mut Workspace<Self>,
+        active: &ActiveKv<Self>,
+    ) -> Result<(), BackendError> {
+        self.attend_chunk(layer, rows, bridge, work, active);
+        Ok(())
+    }
+
+    fn mlp(
+        &self,
+        layer: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &mut Bridge<Self>,
+        work: &mut Workspace<Self>,
+    ) -> Result<(), BackendError> {
+        self.mlp_chunk(layer, rows, bridge, work)
+    }
+
+    fn score_stats(
+        &self,
+        observation: &mut Observation<Self>,
+        active: &ActiveKv<Self>,
+        work: &mut Workspace<Self>,
+    ) -> Result<(), BackendError> {
+        self.window_stats(self.shape(), observation, active, work);
+        Ok(())
+    }
+
+    fn score_block(
+        &self,
+        block: ScoreBlock<'_, Self>,
+        work: &mut Workspace<Self>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        self.score_keys(self.shape(), block, work, out);
+        Ok(())
+    }
+
+    fn gather(
+        &self,
+        active: &ActiveKv<Self>,
+        retained: &mut RetainedKv<Self>,
+    ) -> Result<(), BackendError> {
+        self.gather_rows(self.shape(), active, retained);
+        Ok(())
+    }
+
+    fn logits(
+        &self,
+        weights: &CpuWeights,
+        (bridge, row): (&Bridge<Self>, usize),
+        work: &mut Workspace<Self>,
+        logits: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let (shape, strides) = (&weights.shape, Strides::new(&weights.shape));
+        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(shape)];
+        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
+        let input = BridgeRows::of(bridge);
+        let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
+        let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
+        element::load(self.isa, input.element, stored, hidden);
+        rms_norm(self.isa, hidden, &weights.final_norm, weights.norm_eps, normed);
+        let a = Rows { data: normed, stride: strides.x };
+        let logits = &mut logits.floats_mut()[..shape.vocab];
+        let c = RowsMut { data: logits, stride: shape.vocab };
+        self.compute().product(&weights.head(), (a, 1), c, Epilogue::Store, slab);
+        match all_finite(self.isa, logits) {
+            true => Ok(()),
+            false => Err(BackendError::NonFinite { place: "the logits".to_owned(), position: row }),
+        }
+    }
+
+    fn decode(
+        &self,
+        weights: &CpuWeights,
+        row: DecodeRow<'_, Self>,
+        work: &mut Workspace<Self>,
+        logits: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        self.decode_row(weights, row, work, logits.floats_mut())
+    }
+
+    fn read(&self, buffer: &CpuBuffer, element: Element, at: usize, out: &mut [f32]) {
+        let bytes = &buffer.bytes_view()[at * element.bytes()..][..out.len() * element.bytes()];
+        element::load(self.isa, kernel_element(element), bytes, out);
+    }
+
+    fn sync(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,288 @@
+//! The prefill verbs of a layer: one chunk through norm, projections, attention
+//! and MLP.
+
+use crate::activation::{Regions, Strides};
+use crate::backend::Cpu;
+use crate::product::{Compute, Rows, RowsMut};
+use crate::sizes::{kernel_element, kv_layout, query_rows};
+use crate::weights::CpuWeights;
+use std::sync::Mutex;
+use tidekv::backend::{BackendError, ChunkRows, LayerOf, Workspace};
+use tidekv::bridge::Bridge;
+use tidekv::cache::ActiveKv;
+use tidekv_kernels::attention::{Attend, attend};
+use tidekv_kernels::element::{self, all_finite};
+use tidekv_kernels::gemm::Epilogue;
+use tidekv_kernels::kv::{Append, append_k, append_v};
+use tidekv_kernels::norm::rms_norm;
+use tidekv_kernels::rope::rotate;
+
+/// Rows of one task of the row-wise steps: enough that taking a task costs
+/// nothing beside it.
+pub(crate) const ROW_TASK: usize = 16;
+
+/// Largest number of rotating pairs of a head: `Shape::validate` allows D up to
+/// 512.
+pub(crate) const MAX_PAIRS: usize = 256;
+
+/// Rows of the bridge as bytes.
+pub(crate) struct BridgeRows {
+    pub(crate) element: element::Element,
+    pub(crate) d_model: usize,
+    pub(crate) row_bytes: usize,
+}
+
+impl BridgeRows {
+    pub(crate) fn of(bridge: &Bridge<Cpu>) -> Self {
+        let row_bytes = bridge.d_model * bridge.element.bytes();
+        BridgeRows { element: kernel_element(bridge.element), d_model: bridge.d_model, row_bytes }
+    }
+}
+
+impl Cpu {
+    /// Bias of projection `index` (query, key, value), if the layer has them.
+    fn projection_epilogue(weights: &CpuWeights, layer: usize, index: usize) -> Epilogue<'_> {
+        match &weights.layers[layer].bias {
+            Some(bias) => Epilogue::Bias(&bias[index]),
+            None => Epilogue::Store,
+        }
+    }
+
+    pub(crate) fn qkv_chunk(
+        &self,
+        LayerOf { weights, index }: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &Bridge<Self>,
+        work: &mut Workspace<Self>,
+        active: &mut ActiveKv<Self>,
+    ) {
+        let (compute, strides) = (self.compute(), Strides::new(&weights.shape));
+        let (len, kv_cols) = (rows.span.len, weights.shape.kv_cols());
+        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(&weights.shape)];
+        let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
+        let (x, y, z) = (&mut x[..len * strides.x], &mut y[..len * strides.y], &mut z[..len * strides.z]);
+
+        // The input passes through y, which the queries overwrite later.
+        let input = BridgeRows::of(bridge);
+        let stored = &bridge.buffer.bytes_view()[rows.bridge_row * input.row_bytes..];
+        let norm = &weights.layers[index].attn_norm;
+        let tasks = x.chunks_mut(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
+        compute.pool.each(tasks.zip(stored.chunks(ROW_TASK * input.row_bytes)), |((x, y), stored)| {
+            let rows = x.chunks_mut(strides.x).zip(y.chunks_mut(strides.y));
+            for ((x, y), stored) in rows.zip(stored.chunks(input.row_bytes)) {
+                let hidden = &mut y[..input.d_model];
+                element::load(self.isa, input.element, stored, hidden);
+                rms_norm(self.isa, hidden, norm, weights.norm_eps, &mut x[..input.d_model]);
+            }
+        });
+
+        let matrices = weights.matrices(index);
+        let queries = rows.first_query;
+        if queries < len {
+            let a = Rows { data: &x[queries * strides.x..], stride: strides.x };
+            let c = RowsMut { data: &mut y[queries * strides.y..], stride: strides.y };
+            let epilogue = Self::projection_epilogue(weights, index, 0);
+            compute.product(&weights.view(&matrices.q), (a, len - queries), c, epilogue, slab);
+        }
+        for (projection, matrix, col) in [(1, &matrices.k, 0), (2, &matrices.v, kv_cols)] {
+            let a = Rows { data: x, stride: strides.x };
+            let c = RowsMut { data: &mut z[col..], stride: strides.z };
+            let epilogue = Self::projection_epilogue(weights, index, projection);
+            compute.product(&weights.view(matrix), (a, len), c, epilogue, slab);
+        }
+        rotate_rows(&compute, weights, rows, (y, strides.y), (z, strides.z));
+        append_rows(&compute, weights, rows, (z, strides.z), active);
+    }
+
+    pub(crate) fn attend_chunk(
+        &self,
+        LayerOf { weights, index }: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &Bridge<Self>,
+        work: &mut Workspace<Self>,
+        active: &ActiveKv<Self>,
+    ) {
+        let (compute, shape) = (self.compute(), &weights.shape);
+        let strides = Strides::new(shape);
+        let first = rows.first_output;
+        let n_rows = rows.span.len - first;
+        let (slab, threads) = work.scratch.floats_mut().split_at_mut(self.sizes.slab(shape));
+        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
+        let x = &mut x[first * strides.x..rows.span.len * strides.x];
+        let y = &mut y[first * strides.y..rows.span.len * strides.y];
+
+        let input = BridgeRows::of(bridge);
+        let stored = &bridge.buffer.bytes_view()[(rows.bridge_row + first) * input.row_bytes..];
+        let tasks = x.chunks_mut(ROW_TASK * strides.x).zip(stored.chunks(ROW_TASK * input.row_bytes));
+        compute.pool.each(tasks, |(x, stored)| {
+            for (x, stored) in x.chunks_mut(strides.x).zip(stored.chunks(input.row_bytes)) {
+                element::load(self.isa, input.element, stored, &mut x[..input.d_model]);
+            }
+        });
+
+        let layout = kv_layout(shape, active.element);
+        let head_bytes = active.k.bytes_view().len() / shape.n_kv_heads;
+        let (k, v) = (active.k.bytes_view(), active.v.bytes_view());
+        let task_rows = query_rows(shape.group());
+        // Later rows see more keys and cost more: they go first, so that no
+        // thread is left with a long task at the end.
+        let tasks = y.chunks_mut(task_rows * strides.y).enumerate().rev();
+        compute.pool.each_with(tasks, threads, |(task, q), scratch| {
+            let first_row = task * task_rows;
+            for head in 0..shape.n_kv_heads {
+                let of_head = head * head_bytes..(head + 1) * head_bytes;
+                let work = Attend {
+                    layout,
+                    group: shape.group(),
+                    k: &k[of_head.clone()],
+                    v: &v[of_head],
+                    first_pos: rows.span.start + first + first_row,
+                    rows: task_rows.min(n_rows - first_row),
+                    scale: scale(shape.head_dim),
+                    q_stride: strides.y,
+                    col: head * shape.group() * shape.head_dim,
+                };
+                attend(self.isa, &work, q, scratch);
+            }
+        });
+
+        let a = Rows { data: y, stride: strides.y };
+        let c = RowsMut { data: x, stride: strides.x };
+        let output = weights.view(&weights.matrices(index).o);
+        compute.product(&output, (a, n_rows), c, Epilogue::Add, slab);
+    }
+
+    pub(crate) fn mlp_chunk(
+        &self,
+        LayerOf { weights, index }: LayerOf<'_, Self>,
+        rows: &ChunkRows,
+        bridge: &mut Bridge<Self>,
+        work: &mut Workspace<Self>,
+    ) -> Result<(), BackendError> {
+        let (compute, strides) = (self.compute(), Strides::new(&weights.shape));
+        let (first, d_model) = (rows.first_output, weights.shape.d_model);
+        let n_rows = rows.span.len - first;
+        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(&weights.shape)];
+        let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
+        let x = &mut x[first * strides.x..rows.span.len * strides.x];
+        let y = &mut y[..n_rows * strides.y];
+        let z = &mut z[..n_rows * strides.z];
+
+        let norm = &weights.layers[index].mlp_norm;
+        let tasks = x.chunks(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
+        compute.pool.each(tasks, |(x, y)| {
+            for (x, y) in x.chunks(strides.x).zip(y.chunks_mut(strides.y)) {
+                rms_norm(self.isa, &x[..d_model], norm, weights.norm_eps, &mut y[..d_model]);
+            }
+        });
+
+        let matrices = weights.matrices(index);
+        let normed = Rows { data: y, stride: strides.y };
+        for (matrix, epilogue) in [(&matrices.gate, Epilogue::Silu), (&matrices.up, Epilogue::Mul)] {
+            let c = RowsMut { data: z, stride: strides.z };
+            compute.product(&weights.view(matrix), (normed, n_rows), c, epilogue, slab);
+        }
+        let gated = Rows { data: z, stride: strides.z };
+        let c = RowsMut { data: x, stride: strides.x };
+        compute.product(&weights.view(&matrices.down), (gated, n_rows), c, Epilogue::Add, slab);
+
+        let output = BridgeRows::of(bridge);
+        let at = (rows.bridge_row + first) * output.row_bytes;
+        let stored = &mut bridge.buffer.bytes_mut()[at..][..n_rows * output.row_bytes];
+        let faulty = store_rows(&compute, &output, (x, strides.x), stored);
+        match faulty {
+            None => Ok(()),
+            Some(row) => Err(BackendError::NonFinite {
+                place: format!("the output of layer {index}"),
+                position: rows.span.start + first + row,
+            }),
+        }
+    }
+}
+
+/// Factor of attention logits, `1/sqrt(D)`.
+pub(crate) fn scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}
+
+/// Rotates the queries (from `first_query` on) and keys of a chunk.
+fn rotate_rows(
+    compute: &Compute<'_>,
+    weights: &CpuWeights,
+    rows: &ChunkRows,
+    (y, y_stride): (&mut [f32], usize),
+    (z, z_stride): (&mut [f32], usize),
+) {
+    let shape = &weights.shape;
+    let pairs = weights.rope.inverse.len();
+    let tasks = y.chunks_mut(ROW_TASK * y_stride).zip(z.chunks_mut(ROW_TASK * z_stride));
+    compute.pool.each(tasks.enumerate(), |(task, (y, z))| {
+        let (mut cos, mut sin) = ([0.0; MAX_PAIRS], [0.0; MAX_PAIRS]);
+        let (cos, sin) = (&mut cos[..pairs], &mut sin[..pairs]);
+        let rows_of_task = y.chunks_mut(y_stride).zip(z.chunks_mut(z_stride));
+        for (offset, (y, z)) in rows_of_task.enumerate() {
+            let row = task * ROW_TASK + offset;
+            // Positions fit u32: the context is bounded by it.
+            weights.rope.angles((rows.span.start + row) as u32, cos, sin);
+            let queries = if row >= rows.first_query { shape.q_cols() } else { 0 };
+            let heads = y[..queries].chunks_exact_mut(shape.head_dim);
+            for head in heads.chain(z[..shape.kv_cols()].chunks_exact_mut(shape.head_dim)) {
+                rotate(compute.isa, weights.rope_style, head, cos, sin);
+            }
+        }
+    });
+}
+
+/// Appends the keys and values of a chunk, `z` `[rows, z_stride]`, to every
+/// KV head.
+fn append_rows(
+    compute: &Compute<'_>,
+    weights: &CpuWeights,
+    rows: &ChunkRows,
+    (z, stride): (&[f32], usize),
+    active: &mut ActiveKv<Cpu>,
+) {
+    let shape = &weights.shape;
+    let layout = kv_layout(shape, active.element);
+    let head_bytes = active.k.bytes_view().len() / shape.n_kv_heads;
+    let (d, kv_cols) = (shape.head_dim, shape.kv_cols());
+    let keys = active.k.bytes_mut().chunks_exact_mut(head_bytes);
+    let tasks = keys.zip(active.v.bytes_mut().chunks_exact_mut(head_bytes)).enumerate();
+    compute.pool.each(tasks.take(shape.n_kv_heads), |(head, (k, v))| {
+        let of = |col: usize| Append {
+            first_pos: rows.span.start,
+            rows: rows.span.len,
+            src: &z[col..],
+            stride,
+        };
+        append_k(compute.isa, layout, k, &of(head * d));
+        append_v(compute.isa, layout, v, &of(kv_cols + head * d));
+    });
+    active.len = rows.span.end();
+}
+
+/// Rounds rows into the bridge; returns the first row that is not finite there.
+fn store_rows(
+    compute: &Compute<'_>,
+    bridge: &BridgeRows,
+    (x, stride): (&mut [f32], usize),
+    stored: &mut [u8],
+) -> Option<usize> {
+    let faulty = Mutex::new(None);
+    let tasks = x.chunks_mut(ROW_TASK * stride).zip(stored.chunks_mut(ROW_TASK * bridge.row_bytes));
+    compute.pool.each(tasks.enumerate(), |(task, (x, stored))| {
+        let rows = x.chunks_mut(stride).zip(stored.chunks_mut(bridge.row_bytes));
+        for (offset, (x, stored)) in rows.enumerate() {
+            let hidden = &mut x[..bridge.d_model];
+            element::store(compute.isa, bridge.element, hidden, stored);
+            // Checked as stored: rounding to a narrow type can overflow.
+            element::load(compute.isa, bridge.element, stored, hidden);
+            if !all_finite(compute.isa, hidden) {
+                let row = task * ROW_TASK + offset;
+                let mut first = faulty.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                *first = Some(first.map_or(row, |other: usize| other.min(row)));
+            }
+        }
+    });
+    faulty.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,90 @@
+//! A pool of threads over disjoint pieces of work.
+
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+/// Threads that take pieces of work from a shared queue. Which thread takes
+/// which piece is not determined; no result depends on it.
+pub(crate) struct Pool {
+    threads: Option<ThreadPool>,
+    n_threads: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(n_threads: NonZeroUsize) -> Result<Self, ThreadPoolBuildError> {
+        let n_threads = n_threads.get();
+        let build = || {
+            ThreadPoolBuilder::new()
+                .num_threads(n_threads)
+                .thread_name(|index| format!("tidekv-{index}"))
+                .build()
+        };
+        // One thread is the caller's own.
+        let threads = if n_threads > 1 { Some(build()?) } else { None };
+        Ok(Pool { threads, n_threads })
+    }
+
+    pub(crate) fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    /// Runs `work` once per item.
+    pub(crate) fn each<T: Send>(
+        &self,
+        items: impl Iterator<Item = T> + Send,
+        work: impl Fn(T) + Sync,
+    ) {
+        self.each_with(items, &mut [], |item, _| work(item));
+    }
+
+    /// Runs `work` once per item, with scratch that no other thread uses
+    /// meanwhile: `scratch` is cut into one equal part per thread.
+    pub(crate) fn each_with<T: Send>(
+        &self,
+        mut items: impl Iterator<Item = T> + Send,
+        scratch: &mut [f32],
+        work: impl Fn(T, &mut [f32]) + Sync,
+    ) {
+        let Some(threads) = &self.threads else {
+            return items.for_each(|item| work(item, scratch));
+        };
+        let queue = Mutex::new(&mut items);
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let part = scratch.len() / self.n_threads;
+        let mut rest = scratch;
+        threads.scope(|scope| {
+            for _ in 0..self.n_threads {
+                let (mine, others) = std::mem::take(&mut rest).split_at_mut(part);
+                rest = others;
+                let (next, work) = (&next, &work);
+                scope.spawn(move |_| {
+                    while let Some(item) = next() {
+                        work(item, mine);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_runs_once_with_scratch_of_its_own() {
+        for n_threads in 1..=4 {
+            let pool = Pool::new(NonZeroUsize::new(n_threads).unwrap()).unwrap();
+            let mut done = vec![0u32; 1000];
+            let mut scratch = vec![0.0; 16 * n_threads];
+            pool.each_with(done.iter_mut().enumerate(), &mut scratch, |(index, cell), scratch| {
+                scratch.fill(index as f32);
+                std::thread::yield_now();
+                assert!(scratch.iter().all(|&value| value == index as f32));
+                *cell += 1 + index as u32;
+            });
+            assert!(done.iter().enumerate().all(|(index, &cell)| cell == 1 + index as u32));
+        }
+    }
+}

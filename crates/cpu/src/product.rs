@@ -1,0 +1,89 @@
+//! Matrix products over threads: pack a slab of weight rows, use it for all
+//! rows of the chunk, go on to the next slab.
+
+use crate::pool::Pool;
+use tidekv_kernels::Isa;
+use tidekv_kernels::gemm::{Epilogue, PanelGemm, gemm_panels, pack_panel, panel_width};
+use tidekv_kernels::matvec::matvec;
+use tidekv_kernels::quant::WeightView;
+
+/// What products run on.
+#[derive(Clone, Copy)]
+pub(crate) struct Compute<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) pool: &'a Pool,
+}
+
+/// Rows of a matrix inside a wider buffer, `[rows, stride]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+}
+
+/// Rows that a product writes, `[rows, stride]`.
+pub(crate) struct RowsMut<'a> {
+    pub(crate) data: &'a mut [f32],
+    pub(crate) stride: usize,
+}
+
+/// Rows of one task: small enough to share the last rows fairly, whole tiles of
+/// every tier's kernel (6 or 14 rows).
+const TASK_ROWS: [(usize, usize); 2] = [(32, 28), (0, 24)];
+
+impl Compute<'_> {
+    /// `C = epilogue(A Wᵀ)` for `rows` rows: A `[rows, K]`, W `[N, K]`, C
+    /// `[rows, N]`. `slab` holds at least one packed panel. The bits of a row
+    /// depend neither on `rows` nor on the slab or the threads.
+    pub(crate) fn product(
+        &self,
+        w: &WeightView<'_>,
+        (a, rows): (Rows<'_>, usize),
+        c: RowsMut<'_>,
+        epilogue: Epilogue<'_>,
+        slab: &mut [f32],
+    ) {
+        if rows == 0 {
+            return;
+        }
+        let (isa, width, k) = (self.isa, panel_width(self.isa), w.cols());
+        let panel = k * width;
+        let slab_cols = slab.len() / panel * width;
+        let task_rows = TASK_ROWS.into_iter().find(|(at_least, _)| width >= *at_least);
+        let task_rows = task_rows.map_or(1, |(_, rows)| rows);
+        for n0 in (0..w.rows()).step_by(slab_cols) {
+            let cols = slab_cols.min(w.rows() - n0);
+            let panels = &mut slab[..cols.div_ceil(width) * panel];
+            self.pool.each(panels.chunks_mut(panel).enumerate(), |(index, panel)| {
+                pack_panel(isa, w, n0 + index * width, panel);
+            });
+            let panels = &*panels;
+            let tasks = c.data.chunks_mut(task_rows * c.stride).take(rows.div_ceil(task_rows)).enumerate();
+            self.pool.each(tasks, |(index, c_rows)| {
+                let first = index * task_rows;
+                let gemm = PanelGemm {
+                    a: &a.data[first * a.stride..],
+                    lda: a.stride,
+                    rows: task_rows.min(rows - first),
+                    k,
+                    panels,
+                    n0,
+                    cols,
+                    epilogue,
+                };
+                gemm_panels(isa, gemm, c_rows, c.stride);
+            });
+        }
+    }
+
+    /// `y = W x` for decode: W `[N, K]`.
+    pub(crate) fn vector(&self, w: &WeightView<'_>, x: &[f32], y: &mut [f32]) {
+        // A few tasks per thread even out what the threads find in caches.
+        let tasks = 4 * self.pool.n_threads();
+        let rows = y.len().div_ceil(tasks).max(16);
+        self.pool.each(y.chunks_mut(rows).enumerate(), |(index, y)| {
+            let first = index * rows;
+            matvec(self.isa, w, first..first + y.len(), x, y);
+        });
+    }
+}

@@ -1,0 +1,100 @@
+//! Sizes of the CPU backend's buffers, for allocation, plan and dry runs alike.
+
+use crate::activation::Strides;
+use crate::backend::{CpuConfig, CpuError};
+use tidekv::Element;
+use tidekv::backend::Sizes;
+use tidekv::memory::layout::{buffer, product};
+use tidekv::model::Shape;
+use tidekv_kernels::attention::{attend_one_scratch_len, attend_scratch_len};
+use tidekv_kernels::kv::{KEY_BLOCK, KvLayout};
+use tidekv_kernels::score::score_scratch_len;
+use tidekv_kernels::{Isa, gemm, kv};
+
+/// Sizes for one instruction set and number of threads.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuSizes {
+    pub(crate) isa: Isa,
+    pub(crate) n_threads: usize,
+}
+
+/// Packed weights in floats: 4 MiB, which leaves most of a shared cache to the
+/// activations and packs about a thousand columns of a small model at a time.
+const SLAB: usize = 1 << 20;
+
+impl CpuSizes {
+    /// Sizes of the backend that [`crate::Cpu::new`] would make, without
+    /// starting threads.
+    ///
+    /// # Errors
+    /// An instruction set this CPU does not have.
+    pub fn new(config: &CpuConfig) -> Result<Self, CpuError> {
+        Ok(CpuSizes { isa: config.isa()?, n_threads: config.n_threads().get() })
+    }
+
+    /// Floats of the slab of packed weights: whole panels of the longest row.
+    pub(crate) fn slab(&self, shape: &Shape) -> usize {
+        let longest = shape.d_ff.max(shape.q_cols()).max(shape.d_model);
+        let panel = longest.saturating_mul(gemm::panel_width(self.isa));
+        let most = shape.vocab.max(shape.d_ff).max(shape.q_cols()).saturating_mul(longest);
+        SLAB.min(most).max(panel)
+    }
+
+    /// Floats of one thread's scratch in attention and scoring.
+    pub(crate) fn per_thread(&self, shape: &Shape, window: usize) -> usize {
+        let layout = kv_layout(shape, Element::F32);
+        let group = shape.group();
+        let attention = attend_scratch_len(self.isa, layout, query_rows(group), group);
+        let scoring = score_scratch_len(layout, window) + group * KEY_BLOCK;
+        attention.max(if window > 0 { scoring } else { 0 })
+    }
+
+    /// Floats of one thread's scratch in decode attention.
+    pub(crate) fn per_decode_thread(&self, shape: &Shape) -> usize {
+        attend_one_scratch_len(kv_layout(shape, Element::F32), shape.group())
+    }
+}
+
+/// Query rows of one attention task: with the heads of a group stacked, enough
+/// rows that expanding a key block costs little beside using it.
+pub(crate) fn query_rows(group: usize) -> usize {
+    const STACKED: usize = 112;
+    (STACKED / group).max(1)
+}
+
+/// Active K/V of one KV head.
+pub(crate) fn kv_layout(shape: &Shape, element: Element) -> KvLayout {
+    KvLayout { head_dim: shape.head_dim, element: kernel_element(element) }
+}
+
+/// The kernels' name of a storage type.
+pub(crate) fn kernel_element(element: Element) -> tidekv_kernels::element::Element {
+    match element {
+        Element::Bf16 => tidekv_kernels::element::Element::Bf16,
+        Element::F16 => tidekv_kernels::element::Element::F16,
+        Element::F32 => tidekv_kernels::element::Element::F32,
+    }
+}
+
+impl Sizes for CpuSizes {
+    fn active_half(&self, shape: &Shape, element: Element, n_tokens: usize) -> u64 {
+        let keys = n_tokens.div_ceil(kv::KEY_BLOCK).saturating_mul(kv::KEY_BLOCK);
+        buffer(product(&[keys, shape.kv_cols(), element.bytes()]))
+    }
+
+    fn activation(&self, shape: &Shape, rows: usize) -> u64 {
+        let floats = Strides::new(shape).floats_per_row();
+        buffer(product(&[rows, floats, size_of::<f32>()]))
+    }
+
+    fn scratch(&self, shape: &Shape, window: usize) -> u64 {
+        let threads = self.n_threads.saturating_mul(self.per_thread(shape, window));
+        buffer(product(&[self.slab(shape).saturating_add(threads), size_of::<f32>()]))
+    }
+
+    fn decode_scratch(&self, shape: &Shape) -> u64 {
+        let threads = self.n_threads.saturating_mul(self.per_decode_thread(shape));
+        let floats = (shape.q_cols() + shape.d_ff).saturating_add(threads);
+        buffer(product(&[floats, size_of::<f32>()]))
+    }
+}
