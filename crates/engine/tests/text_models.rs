@@ -3,6 +3,8 @@
 //!
 //! Needs the model files; a missing one is a failure, not a skip.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -1,6 +1,6 @@
 //! Causal grouped-query attention of one KV head, without a score matrix.
 //!
-//! Two arithmetics over the same online softmax ([`softmax`]):
+//! Two arithmetics over the same online softmax:
 //!
 //! * [`attend`] (prefill): query rows stacked with the G heads of their group into tiles, against the active K/V
 //!   blocks of [`crate::kv`]. Key blocks ascend on the fixed grid of [`KEY_BLOCK`](crate::kv::KEY_BLOCK) absolute positions, and every
@@ -61,10 +61,20 @@ pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
     let (d, keys) = (attend.layout.head_dim, attend.first_pos + attend.rows);
     let blocks = attend.layout.blocks(keys);
     assert!(attend.group > 0, "a KV head serves at least one query head");
-    assert!(attend.k.len() >= blocks * attend.layout.k_block_bytes(), "K too short for {keys} keys");
-    assert!(attend.v.len() >= blocks * attend.layout.v_block_bytes(), "V too short for {keys} keys");
+    assert!(
+        attend.k.len() >= blocks * attend.layout.k_block_bytes(),
+        "K too short for {keys} keys"
+    );
+    assert!(
+        attend.v.len() >= blocks * attend.layout.v_block_bytes(),
+        "V too short for {keys} keys"
+    );
     let width = attend.col + attend.group * d;
-    assert!(attend.q_stride >= width, "query rows of {} floats hold no column {width}", attend.q_stride);
+    assert!(
+        attend.q_stride >= width,
+        "query rows of {} floats hold no column {width}",
+        attend.q_stride
+    );
     assert!(
         attend.rows == 0 || q.len() >= (attend.rows - 1) * attend.q_stride + width,
         "q too short for {} rows",
@@ -77,7 +87,14 @@ pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
 /// Floats of scratch that [`attend`] needs: the expanded K and V block and one tile of stacked rows, whatever the
 /// number of keys. A bound for every smaller `rows` too.
 pub fn attend_scratch_len(isa: Isa, layout: KvLayout, rows: usize, group: usize) -> usize {
-    dispatch(isa, ScratchLen { layout, rows, group })
+    dispatch(
+        isa,
+        ScratchLen {
+            layout,
+            rows,
+            group,
+        },
+    )
 }
 
 /// Part of the keys and values of one KV head in decode: retained rows or the decode tail.
@@ -105,14 +122,31 @@ pub fn attend_one(
     scratch: &mut [f32],
 ) {
     layout.assert_valid();
-    assert!(q.len().is_multiple_of(layout.head_dim), "q holds whole heads of {} floats", layout.head_dim);
+    assert!(
+        q.len().is_multiple_of(layout.head_dim),
+        "q holds whole heads of {} floats",
+        layout.head_dim
+    );
     assert!(segments.iter().any(|s| s.rows > 0), "a query needs a key");
     for segment in segments {
         let bytes = segment.rows * layout.row_bytes();
-        assert!(segment.k.len() == bytes && segment.v.len() == bytes, "segment of {} rows", segment.rows);
+        assert!(
+            segment.k.len() == bytes && segment.v.len() == bytes,
+            "segment of {} rows",
+            segment.rows
+        );
     }
     let scratch = &mut scratch[..attend_one_scratch_len(layout, q.len() / layout.head_dim)];
-    dispatch(isa, Decode { layout, scale, q, segments, scratch });
+    dispatch(
+        isa,
+        Decode {
+            layout,
+            scale,
+            q,
+            segments,
+            scratch,
+        },
+    );
 }
 
 /// Floats of scratch that [`attend_one`] needs for `group` heads.

@@ -1,11 +1,13 @@
 //! Both scoring passes against the float64 statistics in `testdata/selectors`, on every ISA tier, for K stored as bf16
 //! and as f32, and for score blocks of several lengths.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that cannot be read fails the test")]
+
 use std::path::Path;
 
 use serde_json::Value;
-use tidekv_kernels::element::Element;
 use tidekv_kernels::Isa;
+use tidekv_kernels::element::Element;
 use tidekv_kernels::kv::{Append, KvLayout, append_k};
 use tidekv_kernels::score::{RowStats, ScoreHead, score_block, score_scratch_len, score_stats};
 
@@ -43,7 +45,9 @@ struct Case {
 }
 
 fn read(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/selectors").join(format!("{name}.json"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata/selectors")
+        .join(format!("{name}.json"));
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
@@ -75,7 +79,8 @@ fn load(name: &'static str) -> Case {
     let (d, w) = (dim("d"), dim("w"));
     // A case with another's tensors observes the last W of its window rows.
     let mut q = by_head(&tensors["inputs"]["q_window"]);
-    q.iter_mut().for_each(|rows| drop(rows.drain(..rows.len() - w * d)));
+    q.iter_mut()
+        .for_each(|rows| drop(rows.drain(..rows.len() - w * d)));
     Case {
         name,
         d,
@@ -100,11 +105,19 @@ fn stat_excess(got: f32, want: f32) -> f32 {
 /// probabilities have underflowed): its logits reach 740, where one rounding of a logit moves a probability by 6e-5.
 fn mean_excess(case: &str, got: f32, want: f32) -> f32 {
     let absolute = over((got - want).abs() / 1e-5);
-    if case.starts_with("c_") { absolute.max(over((got - want).abs() / (2e-3 * want.abs() + 1e-37))) } else { absolute }
+    if case.starts_with("c_") {
+        absolute.max(over((got - want).abs() / (2e-3 * want.abs() + 1e-37)))
+    } else {
+        absolute
+    }
 }
 
 fn over(excess: f32) -> f32 {
-    if excess.is_nan() { f32::INFINITY } else { excess }
+    if excess.is_nan() {
+        f32::INFINITY
+    } else {
+        excess
+    }
 }
 
 struct Scored {
@@ -114,18 +127,48 @@ struct Scored {
 }
 
 fn score(isa: Isa, case: &Case, head: usize, element: Element, block: usize) -> Scored {
-    let layout = KvLayout { head_dim: case.d, element };
+    let layout = KvLayout {
+        head_dim: case.d,
+        element,
+    };
     let mut k = vec![0u8; layout.k_bytes(case.s).unwrap()];
     let src = &case.k[head / case.groups];
-    append_k(isa, layout, &mut k, &Append { first_pos: 0, rows: case.s, src, stride: case.d });
-    let input = ScoreHead { layout, k: &k, n_keys: case.s, q: &case.q[head], rows: case.w, scale: case.scale };
+    append_k(
+        isa,
+        layout,
+        &mut k,
+        &Append {
+            first_pos: 0,
+            rows: case.s,
+            src,
+            stride: case.d,
+        },
+    );
+    let input = ScoreHead {
+        layout,
+        k: &k,
+        n_keys: case.s,
+        q: &case.q[head],
+        rows: case.w,
+        scale: case.scale,
+    };
     let mut scratch = vec![f32::NAN; score_scratch_len(layout, case.w)];
     let (mut max, mut sum) = (vec![0.0; case.w], vec![0.0; case.w]);
     score_stats(isa, &input, &mut max, &mut sum, &mut scratch);
     let mut mean = vec![0.0; case.s - case.w];
-    let stats = RowStats { max: &max, sum: &sum };
+    let stats = RowStats {
+        max: &max,
+        sum: &sum,
+    };
     for (i, out) in mean.chunks_mut(block).enumerate() {
-        score_block(isa, &input, stats, i * block..i * block + out.len(), out, &mut scratch);
+        score_block(
+            isa,
+            &input,
+            stats,
+            i * block..i * block + out.len(),
+            out,
+            &mut scratch,
+        );
     }
     Scored { max, sum, mean }
 }
@@ -142,11 +185,23 @@ fn both_passes_agree_with_the_float64_statistics() {
                     let at = format!("{name} {} {element:?} head {head}", isa.name());
                     for r in 0..case.w {
                         let lse = got.max[r] + got.sum[r].ln();
-                        assert!(stat_excess(got.max[r], case.row_max[head][r]) <= 1.0, "{at} row {r} max {}", got.max[r]);
-                        assert!(stat_excess(lse, case.lse[head][r]) <= 1.0, "{at} row {r} lse {lse}");
+                        assert!(
+                            stat_excess(got.max[r], case.row_max[head][r]) <= 1.0,
+                            "{at} row {r} max {}",
+                            got.max[r]
+                        );
+                        assert!(
+                            stat_excess(lse, case.lse[head][r]) <= 1.0,
+                            "{at} row {r} lse {lse}"
+                        );
                     }
-                    for (i, (&mean, &want)) in got.mean.iter().zip(&case.attn_mean[head]).enumerate() {
-                        assert!(mean_excess(case.name, mean, want) <= 1.0, "{at} key {i}: {mean} for {want}");
+                    for (i, (&mean, &want)) in
+                        got.mean.iter().zip(&case.attn_mean[head]).enumerate()
+                    {
+                        assert!(
+                            mean_excess(case.name, mean, want) <= 1.0,
+                            "{at} key {i}: {mean} for {want}"
+                        );
                     }
                 }
             }
@@ -164,7 +219,12 @@ fn scores_do_not_depend_on_the_score_block() {
                 let whole = score(isa, &case, head, element, case.s);
                 for block in [1, 5, 32, 64] {
                     let sliced = score(isa, &case, head, element, block);
-                    assert_eq!(bits(&whole.mean), bits(&sliced.mean), "{name} {} {element:?} bs {block}", isa.name());
+                    assert_eq!(
+                        bits(&whole.mean),
+                        bits(&sliced.mean),
+                        "{name} {} {element:?} bs {block}",
+                        isa.name()
+                    );
                 }
             }
         }
@@ -191,8 +251,15 @@ fn the_comparison_rejects_what_is_just_outside() {
 fn a_missing_mask_or_a_prefix_only_softmax_is_seen() {
     let case = load("a_gqa4_s256");
     let dot = |r: usize, i: usize| -> f64 {
-        let (q, k) = (&case.q[0][r * case.d..][..case.d], &case.k[0][i * case.d..][..case.d]);
-        q.iter().zip(k).map(|(&a, &b)| a as f64 * b as f64).sum::<f64>() * case.scale as f64
+        let (q, k) = (
+            &case.q[0][r * case.d..][..case.d],
+            &case.k[0][i * case.d..][..case.d],
+        );
+        q.iter()
+            .zip(k)
+            .map(|(&a, &b)| a as f64 * b as f64)
+            .sum::<f64>()
+            * case.scale as f64
     };
     let lse = |r: usize, keys: usize| (0..keys).map(|i| dot(r, i).exp()).sum::<f64>().ln() as f32;
     let visible = case.s - case.w + 1;

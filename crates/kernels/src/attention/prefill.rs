@@ -41,7 +41,12 @@ impl Kernel for ScratchLen {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> usize {
-        parts::<L>(self.layout, self.rows.min(tile_positions(self.group)) * self.group).iter().sum()
+        parts::<L>(
+            self.layout,
+            self.rows.min(tile_positions(self.group)) * self.group,
+        )
+        .iter()
+        .sum()
     }
 }
 
@@ -112,16 +117,26 @@ struct Tile<'a> {
 impl<'a> Tile<'a> {
     /// The tile of rows `first..first + positions` of the call.
     #[inline(always)]
-    fn new<L: Lanes>(attend: &Attend, first: usize, positions: usize, scratch: &'a mut [f32]) -> Tile<'a> {
+    fn new<L: Lanes>(
+        attend: &Attend,
+        first: usize,
+        positions: usize,
+        scratch: &'a mut [f32],
+    ) -> Tile<'a> {
         let rows = positions * attend.group;
         let mut rest = scratch;
-        let [k_panels, v_panels, q, weights, out, max, sum] = parts::<L>(attend.layout, rows).map(|len| {
-            let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
-            rest = tail;
-            part
-        });
+        let [k_panels, v_panels, q, weights, out, max, sum] =
+            parts::<L>(attend.layout, rows).map(|len| {
+                let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
+                rest = tail;
+                part
+            });
         Tile {
-            stack: Stack { first_pos: attend.first_pos + first, group: attend.group, rows },
+            stack: Stack {
+                first_pos: attend.first_pos + first,
+                group: attend.group,
+                rows,
+            },
             k_panels,
             v_panels,
             q,
@@ -154,8 +169,20 @@ impl<'a> Tile<'a> {
         for base in (0..keys).step_by(KEY_BLOCK) {
             let (block, visible) = (base / KEY_BLOCK, self.stack.visible(last, base));
             let (k_bytes, v_bytes) = (layout.k_block_bytes(), layout.v_block_bytes());
-            expand_k(lanes, layout, &attend.k[block * k_bytes..][..k_bytes], visible, self.k_panels);
-            expand_v(lanes, layout, &attend.v[block * v_bytes..][..v_bytes], visible, self.v_panels);
+            expand_k(
+                lanes,
+                layout,
+                &attend.k[block * k_bytes..][..k_bytes],
+                visible,
+                self.k_panels,
+            );
+            expand_v(
+                lanes,
+                layout,
+                &attend.v[block * v_bytes..][..v_bytes],
+                visible,
+                self.v_panels,
+            );
             let mut row = self.stack.first_seeing(base);
             while row <= last {
                 let rows = row..(row + strip_rows::<L>()).min(last + 1);
@@ -167,15 +194,39 @@ impl<'a> Tile<'a> {
 
     /// One step of the online softmax over the expanded block for a strip of rows, all of which see its first key.
     #[inline(always)]
-    fn attend_block<L: Lanes>(&mut self, lanes: L, head_dim: usize, base: usize, rows: Range<usize>) {
+    fn attend_block<L: Lanes>(
+        &mut self,
+        lanes: L,
+        head_dim: usize,
+        base: usize,
+        rows: Range<usize>,
+    ) {
         let stack = self.stack;
-        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
-        logits.write(lanes, rows.clone(), 0..stack.visible(rows.end - 1, base), self.weights);
+        let logits = Logits {
+            stack,
+            q: self.q,
+            head_dim,
+            k_panels: self.k_panels,
+            base,
+        };
+        logits.write(
+            lanes,
+            rows.clone(),
+            0..stack.visible(rows.end - 1, base),
+            self.weights,
+        );
         for (row, weights) in rows.clone().zip(self.weights.chunks_exact_mut(KEY_BLOCK)) {
-            let mut running = Running { max: self.max[row], sum: self.sum[row] };
+            let mut running = Running {
+                max: self.max[row],
+                sum: self.sum[row],
+            };
             let alpha = running.fold(lanes, weights, stack.visible(row, base));
             (self.max[row], self.sum[row]) = (running.max, running.sum);
-            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
+            rescale(
+                lanes,
+                alpha,
+                &mut self.out[row * self.out_width..][..self.out_width],
+            );
         }
         for panel in 0..self.out_width / tile::width::<L>() {
             if stack.visible(rows.start, base) == KEY_BLOCK {
@@ -192,7 +243,13 @@ impl<'a> Tile<'a> {
     /// the chains of the rows that see it. So a chain stops at its row's own last key: a weight of zero would not hide
     /// a NaN value.
     #[inline(always)]
-    fn extend_diagonal<L: Lanes>(&mut self, lanes: L, panel: usize, base: usize, strip: Range<usize>) {
+    fn extend_diagonal<L: Lanes>(
+        &mut self,
+        lanes: L,
+        panel: usize,
+        base: usize,
+        strip: Range<usize>,
+    ) {
         let stack = self.stack;
         for row in strip.clone().step_by(L::ROW_TILE) {
             let end = (row + L::ROW_TILE).min(strip.end);
@@ -208,7 +265,14 @@ impl<'a> Tile<'a> {
     /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel; `strip` is the row whose
     /// weights come first.
     #[inline(always)]
-    fn extend<L: Lanes>(&mut self, lanes: L, panel: usize, strip: usize, rows: Range<usize>, keys: Range<usize>) {
+    fn extend<L: Lanes>(
+        &mut self,
+        lanes: L,
+        panel: usize,
+        strip: usize,
+        rows: Range<usize>,
+        keys: Range<usize>,
+    ) {
         let width = tile::width::<L>();
         let product = Product {
             a: &self.weights[(rows.start - strip) * KEY_BLOCK + keys.start..],

@@ -18,24 +18,31 @@ pub(crate) const fn v_panels_len<L: Lanes>(head_dim: usize) -> usize {
 /// Expands at least the first `keys` keys of a K block into panels of [`tile::width`] keys: panel `p` is
 /// `[D, width]`, the right operand of Q·K for keys `p * width..`.
 #[inline(always)]
-pub(crate) fn expand_k<L: Lanes>(lanes: L, layout: KvLayout, block: &[u8], keys: usize, panels: &mut [f32]) {
+pub(crate) fn expand_k<L: Lanes>(
+    lanes: L,
+    layout: KvLayout,
+    block: &[u8],
+    keys: usize,
+    panels: &mut [f32],
+) {
     let (d, width) = (layout.head_dim, tile::width::<L>());
     assert!(panels.len() >= k_panels_len(d) && block.len() == layout.k_block_bytes());
-    for key in (0..keys).step_by(L::N) {
-        let panel = &mut panels[key / width * width * d + key % width..];
-        match layout.element {
-            Element::F32 => {
-                for dim in 0..d {
-                    let src = &block[(dim * KEY_BLOCK + key) * 4..];
-                    lanes.store(load_f32(lanes, src), &mut panel[dim * width..]);
+    match layout.element {
+        Element::F32 => {
+            for (dim, row) in block.chunks_exact(4 * KEY_BLOCK).enumerate() {
+                for key in (0..keys).step_by(L::N) {
+                    let at = key / width * width * d + key % width + dim * width;
+                    lanes.store(load_f32(lanes, &row[4 * key..]), &mut panels[at..]);
                 }
             }
-            _ => {
-                for pair in 0..d / 2 {
-                    let src = &block[(pair * KEY_BLOCK + key) * 4..];
-                    let (even, odd) = load_pairs(lanes, layout.element, src);
-                    lanes.store(even, &mut panel[2 * pair * width..]);
-                    lanes.store(odd, &mut panel[(2 * pair + 1) * width..]);
+        }
+        element => {
+            for (pair, row) in block.chunks_exact(4 * KEY_BLOCK).enumerate() {
+                for key in (0..keys).step_by(L::N) {
+                    let at = key / width * width * d + key % width + 2 * pair * width;
+                    let (even, odd) = load_pairs(lanes, element, &row[4 * key..]);
+                    lanes.store(even, &mut panels[at..]);
+                    lanes.store(odd, &mut panels[at + width..]);
                 }
             }
         }
@@ -45,26 +52,36 @@ pub(crate) fn expand_k<L: Lanes>(lanes: L, layout: KvLayout, block: &[u8], keys:
 /// Expands at least the first `keys` values of a V block into panels of [`tile::width`] dims, zero beyond D: panel
 /// `p` is `[KEY_BLOCK, width]`, the right operand of P·V for dims `p * width..`.
 #[inline(always)]
-pub(crate) fn expand_v<L: Lanes>(lanes: L, layout: KvLayout, block: &[u8], keys: usize, panels: &mut [f32]) {
+pub(crate) fn expand_v<L: Lanes>(
+    lanes: L,
+    layout: KvLayout,
+    block: &[u8],
+    keys: usize,
+    panels: &mut [f32],
+) {
     let (d, width) = (layout.head_dim, tile::width::<L>());
-    for (p, panel) in panels.chunks_exact_mut(KEY_BLOCK * width).enumerate() {
-        for v in 0..tile::ROW_VECTORS {
-            let (dim, at) = (p * width + v * L::N, v * L::N);
-            let dims = d.saturating_sub(dim).min(L::N);
+    let padded = d.next_multiple_of(width);
+    assert!(
+        panels.len() >= v_panels_len::<L>(d)
+            && block.len() == layout.v_block_bytes()
+            && keys <= KEY_BLOCK
+    );
+    // One key (F32) or key pair (16 bit) of the block is 4 D bytes.
+    let row_keys = 4 / layout.element.bytes();
+    for (i, row) in block
+        .chunks_exact(4 * d)
+        .enumerate()
+        .take(keys.div_ceil(row_keys))
+    {
+        for dim in (0..padded).step_by(L::N) {
+            let at = dim / width * width * KEY_BLOCK + dim % width + i * row_keys * width;
+            let dims = Padded::new(row, 4 * dim, 4 * d.saturating_sub(dim).min(L::N), 4 * L::N);
             match layout.element {
-                Element::F32 => {
-                    for key in 0..keys {
-                        let padded = Padded::new(block, (key * d + dim) * 4, dims * 4, L::N * 4);
-                        lanes.store(load_f32(lanes, padded.bytes()), &mut panel[key * width + at..]);
-                    }
-                }
-                _ => {
-                    for pair in 0..keys.div_ceil(2) {
-                        let padded = Padded::new(block, (pair * d + dim) * 4, dims * 4, L::N * 4);
-                        let (even, odd) = load_pairs(lanes, layout.element, padded.bytes());
-                        lanes.store(even, &mut panel[2 * pair * width + at..]);
-                        lanes.store(odd, &mut panel[(2 * pair + 1) * width + at..]);
-                    }
+                Element::F32 => lanes.store(load_f32(lanes, dims.bytes()), &mut panels[at..]),
+                element => {
+                    let (even, odd) = load_pairs(lanes, element, dims.bytes());
+                    lanes.store(even, &mut panels[at..]);
+                    lanes.store(odd, &mut panels[at + width..]);
                 }
             }
         }
@@ -73,9 +90,18 @@ pub(crate) fn expand_v<L: Lanes>(lanes: L, layout: KvLayout, block: &[u8], keys:
 
 /// Widens row-major `[rows, D]` elements to `[rows, stride]` f32, zero beyond D up to whole vectors.
 #[inline(always)]
-pub(crate) fn expand_rows<L: Lanes>(lanes: L, layout: KvLayout, rows: &[u8], stride: usize, out: &mut [f32]) {
+pub(crate) fn expand_rows<L: Lanes>(
+    lanes: L,
+    layout: KvLayout,
+    rows: &[u8],
+    stride: usize,
+    out: &mut [f32],
+) {
     let (d, bytes) = (layout.head_dim, layout.element.bytes());
-    for (row, out) in rows.chunks_exact(layout.row_bytes()).zip(out.chunks_exact_mut(stride)) {
+    for (row, out) in rows
+        .chunks_exact(layout.row_bytes())
+        .zip(out.chunks_exact_mut(stride))
+    {
         for (i, vector) in out.chunks_exact_mut(L::N).enumerate() {
             let dims = d.saturating_sub(i * L::N).min(L::N);
             let padded = Padded::new(row, i * L::N * bytes, dims * bytes, L::N * bytes);
@@ -129,6 +155,11 @@ fn load_pairs<L: Lanes>(lanes: L, element: Element, src: &[u8]) -> (L::V, L::V) 
 /// `N` little-endian f32.
 #[inline(always)]
 fn load_f32<L: Lanes>(lanes: L, src: &[u8]) -> L::V {
+    assert!(src.len() >= 4 * L::N);
+    if cfg!(target_endian = "little") {
+        // SAFETY: `src` has the bytes of `N` floats by the assertion; every bit pattern is a float.
+        return unsafe { lanes.load_ptr(src.as_ptr().cast()) };
+    }
     let mut values = [0.0; MAX_LANES];
     for (x, bytes) in values[..L::N].iter_mut().zip(src.as_chunks::<4>().0) {
         *x = f32::from_le_bytes(*bytes);

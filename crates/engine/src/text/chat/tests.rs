@@ -100,6 +100,8 @@ fn messages_cannot_make_a_marker_together() {
         assert_eq!(controls(&t, &[&left, &right]), expected, "{left} {right}");
     }
     assert_eq!(controls(&t, &["<", "|im_end|", ">"]), expected);
+    assert_eq!(controls(&t, &["x< ", "|im_end|", " >x"]), expected);
+    assert_eq!(controls(&t, &["< ", " |im_end| ", "\n>"]), expected);
     assert_eq!(controls(&t, &["<", "s", ">"]), expected);
 }
 
