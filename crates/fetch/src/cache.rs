@@ -1,0 +1,265 @@
+//! Where files live: the cache directory, stamps, and the step that makes a
+//! finished file visible.
+//!
+//! ```text
+//! <cache>/models/NAME            a finished file
+//! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed
+//! <cache>/models/hf/ORG/REPO/... finished files of the hub
+//! <cache>/partial/KEY/...        parts of a download under way
+//! <cache>/locks/KEY.lock         who is working on it
+//! ```
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// Bytes moved between two looks at the cancel flag: large enough for full disk
+/// speed, small enough (a few milliseconds) that cancelling feels immediate.
+const COPY_BYTES: usize = 1 << 20;
+
+/// The directory that holds the models: `TIDEKV_HOME` if set, else the
+/// platform's place for caches (`$XDG_CACHE_HOME/tidekv` or `~/.cache/tidekv`,
+/// `~/Library/Caches/tidekv`, `%LOCALAPPDATA%\tidekv`), else the directory for
+/// temporary files. It need not exist.
+pub fn cache_dir() -> PathBuf {
+    cache_dir_from(|name| std::env::var_os(name))
+}
+
+fn cache_dir_from(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let directory =
+        |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(home) = directory("TIDEKV_HOME") {
+        return home;
+    }
+    let platform = if cfg!(windows) {
+        directory("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        directory("HOME").map(|home| home.join("Library").join("Caches"))
+    } else {
+        // The XDG base directory specification says to ignore relative paths.
+        directory("XDG_CACHE_HOME")
+            .filter(|path| path.is_absolute())
+            .or_else(|| directory("HOME").map(|home| home.join(".cache")))
+    };
+    platform.unwrap_or_else(std::env::temp_dir).join("tidekv")
+}
+
+/// A file that is complete, synced and digested, but not yet in its place.
+pub(crate) struct Finished {
+    /// Where it is: in `partial/`, on the same file system as its place.
+    pub(crate) path: PathBuf,
+    /// Its length.
+    pub(crate) n_bytes: u64,
+    /// Its digest, lower-case hexadecimal.
+    pub(crate) sha256: String,
+}
+
+/// What is known about a file that is already in its place.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Absent, or not the file that was published.
+    No,
+    /// The stamp beside it carries the right digest.
+    Stamp,
+    /// There was no stamp; the digest was computed now and is right.
+    Digest,
+}
+
+/// Creates `path` and its parents.
+pub(crate) fn create_dir(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(|error| Error::io("create the directory", path, error))
+}
+
+/// Removes a file or directory tree; one that is not there is no error.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says whether `path` holds the file of `n_bytes` bytes with digest `sha256`:
+/// by length and stamp, or where the stamp is missing by reading the file.
+///
+/// # Errors
+/// The file exists and cannot be read, or the user cancels.
+pub(crate) fn trust(
+    path: &Path,
+    n_bytes: u64,
+    sha256: &str,
+    progress: &mut dyn Progress,
+) -> Result<Trust> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() && found.len() == n_bytes => {}
+        _ => return Ok(Trust::No),
+    }
+    if read_stamp(path).as_deref() == Some(sha256) {
+        return Ok(Trust::Stamp);
+    }
+    let mut file = File::open(path).map_err(|error| Error::io("open", path, error))?;
+    let mut digest = Digesting::new(io::sink());
+    copy(&mut file, &mut digest, progress, &mut |_, _| {})
+        .map_err(|error| error.at("read", path, path))?;
+    if digest.finish().1 != sha256 {
+        return Ok(Trust::No);
+    }
+    // A cache that is only readable is still usable: the next look digests again.
+    let _ = write_stamp(path, sha256);
+    Ok(Trust::Digest)
+}
+
+/// Moves a finished file to its place. In between no reader sees a file with a
+/// wrong stamp: the old file goes first, then the stamp is written, then the
+/// new file appears.
+pub(crate) fn publish(finished: &Finished, place: &Path) -> Result<()> {
+    if let Some(parent) = place.parent() {
+        create_dir(parent)?;
+    }
+    remove(place)?;
+    write_stamp(place, &finished.sha256)?;
+    fs::rename(&finished.path, place).map_err(|error| Error::io("rename to", place, error))?;
+    sync_directory_of(place)
+}
+
+/// The digest in the stamp beside `path`, if there is a well-formed one.
+pub(crate) fn read_stamp(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(beside(path, "sha256")).ok()?;
+    let digest = text.split_whitespace().next()?;
+    let sound = digest.len() == 64 && digest.bytes().all(|c| c.is_ascii_hexdigit());
+    sound.then(|| digest.to_ascii_lowercase())
+}
+
+/// Writes the stamp in the form `sha256sum --check` reads.
+fn write_stamp(path: &Path, sha256: &str) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    write_atomically(&beside(path, "sha256"), &format!("{sha256}  {name}\n"))
+}
+
+/// Replaces a small text file so that a reader sees the old or the new text.
+pub(crate) fn write_atomically(path: &Path, text: &str) -> Result<()> {
+    let scratch = beside(path, "new");
+    let written = File::create(&scratch).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(|error| Error::io("write", &scratch, error))?;
+    fs::rename(&scratch, path).map_err(|error| Error::io("rename to", path, error))
+}
+
+/// `dir/name.gguf` and `sha256` give `dir/name.gguf.sha256`.
+pub(crate) fn beside(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    PathBuf::from(name)
+}
+
+/// Makes a rename in the directory of `path` survive a power failure.
+#[cfg(unix)]
+fn sync_directory_of(path: &Path) -> Result<()> {
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| Error::io("sync", parent, error))
+}
+
+/// Directories cannot be opened as files here, and the system orders the rename itself.
+#[cfg(not(unix))]
+fn sync_directory_of(_path: &Path) -> Result<()> {
+    Ok(())
+}
+
+/// Which side of a [`copy`] failed.
+pub(crate) enum CopyError {
+    /// The source could not be read.
+    Read(io::Error),
+    /// The sink could not be written.
+    Write(io::Error),
+    /// The user cancelled.
+    Cancelled,
+}
+
+impl CopyError {
+    /// This failure in words, for a copy from the file `from` to the file `to`.
+    pub(crate) fn at(self, reading: &'static str, from: &Path, to: &Path) -> Error {
+        match self {
+            Self::Read(error) => Error::io(reading, from, error),
+            Self::Write(error) => Error::io("write", to, error),
+            Self::Cancelled => Error::Cancelled,
+        }
+    }
+}
+
+/// Copies `from` to `to` to its end and returns the number of bytes; between
+/// two reads it looks at the cancel flag and calls `moved` with the bytes so far.
+pub(crate) fn copy(
+    from: &mut dyn Read,
+    to: &mut dyn Write,
+    progress: &mut dyn Progress,
+    moved: &mut dyn FnMut(&mut dyn Progress, u64),
+) -> Result<u64, CopyError> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut total = 0;
+    loop {
+        if progress.cancelled() {
+            return Err(CopyError::Cancelled);
+        }
+        let n = match from.read(&mut buffer) {
+            Ok(0) => return Ok(total),
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(CopyError::Read(error)),
+        };
+        to.write_all(&buffer[..n]).map_err(CopyError::Write)?;
+        total += n as u64;
+        moved(progress, total);
+    }
+}
+
+/// A writer that digests what passes through.
+pub(crate) struct Digesting<W> {
+    inner: W,
+    digest: Sha256,
+}
+
+impl<W: Write> Digesting<W> {
+    pub(crate) fn new(inner: W) -> Self {
+        Self { inner, digest: Sha256::new() }
+    }
+
+    /// The writer, and the digest in lower-case hexadecimal.
+    pub(crate) fn finish(self) -> (W, String) {
+        let hex = self.digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        (self.inner, hex)
+    }
+}
+
+impl<W: Write> Write for Digesting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(bytes)?;
+        self.digest.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests;

