@@ -1,10 +1,10 @@
 //! The engine: a loaded model on a backend. Immutable and shareable; what
 //! belongs to one prompt lives in a [`Session`].
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Sizes};
 use crate::config::RunConfig;
 use crate::error::Error;
-use crate::memory::{Accountant, Moment, Plan, WeightBytes, largest_prompt, refuse_unless_fits};
+use crate::memory::{Accountant, Moment, Plan, PlanInput, WeightBytes, largest_prompt, refuse_unless_fits};
 use crate::model::{ModelFile, ModelSpec, RopeScaling};
 use crate::observe::Observer;
 use crate::prefill::{Device, prefill, workspace};
@@ -103,14 +103,13 @@ impl<B: Backend> Engine<B> {
     /// [`Error::Refused`] with what would fit when the plan passes the limit.
     pub fn plan(&self, config: &RunConfig, n_tokens: usize) -> Result<Plan, Error> {
         let sizes = self.backend.sizes();
-        refuse_unless_fits(&self.device().plan_input(&*sizes, config, n_tokens))
+        refuse_unless_fits(&self.plan_input(&*sizes, config, n_tokens))
     }
 
     /// Largest prompt, in tokens, whose plan stays within `limit` bytes.
     pub fn largest_prompt(&self, config: &RunConfig, limit: u64) -> usize {
         let sizes = self.backend.sizes();
-        let device = self.device();
-        largest_prompt(&device.plan_input(&*sizes, config, 1), limit)
+        largest_prompt(&self.plan_input(&*sizes, config, 1), limit)
     }
 
     /// Reads a prompt. The plan is checked first; a run that starts stays
@@ -134,6 +133,17 @@ impl<B: Backend> Engine<B> {
         accountant.begin(Moment::Decode);
         let work = workspace((&self.backend, &accountant), device.shape, 1, None)?;
         Ok(Session::new(self, prefilled, work, (accountant, plan), config.clone()))
+    }
+
+    /// What a plan of this model is made from.
+    pub fn plan_input<'p>(
+        &'p self,
+        sizes: &'p dyn Sizes,
+        config: &'p RunConfig,
+        n_tokens: usize,
+    ) -> PlanInput<'p> {
+        let shape = &self.model.spec.shape;
+        PlanInput { shape, weights: self.model.weight_bytes(), sizes, config, n_tokens }
     }
 
     pub(crate) fn weights(&self) -> &B::Weights {

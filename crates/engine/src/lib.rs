@@ -44,6 +44,7 @@ pub mod schedule;
 pub mod select;
 mod session;
 pub mod text;
+pub mod verify;
 
 pub use backend::Backend;
 pub use config::{Outputs, RunConfig};

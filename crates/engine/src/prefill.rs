@@ -12,7 +12,7 @@ use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
 use crate::memory::{
-    Accountant, Charge, Charged, Component, Moment, PlanInput, WeightBytes, layout, window,
+    Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window,
 };
 use crate::model::Shape;
 use crate::observe::{Observer, Progress, Tap};
@@ -264,18 +264,6 @@ fn logits_buffer<B: Backend>(
 ) -> Result<Charged<B::Buffer>, Error> {
     let bytes = layout::logits(shape);
     Charged::new(accountant, Component::Logits, bytes, || Ok(backend.alloc(bytes)?))
-}
-
-impl<B: Backend> Device<'_, B> {
-    /// What the plan needs to know.
-    pub(crate) fn plan_input<'p>(
-        &'p self,
-        sizes: &'p dyn crate::backend::Sizes,
-        config: &'p RunConfig,
-        n_tokens: usize,
-    ) -> PlanInput<'p> {
-        PlanInput { shape: self.shape, weights: self.weight_bytes, sizes, config, n_tokens }
-    }
 }
 
 struct RunTap<'r, 'a, B: Backend> {

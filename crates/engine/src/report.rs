@@ -142,7 +142,7 @@ pub struct KeptReport {
 }
 
 /// Positions kept by every layer (`--dump-retained`).
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RetainedDump {
     /// S.
     pub prompt_tokens: usize,
@@ -151,7 +151,7 @@ pub struct RetainedDump {
 }
 
 /// Positions kept by one layer.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RetainedLayer {
     /// Layer.
     pub layer: usize,

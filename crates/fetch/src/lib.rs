@@ -36,6 +36,7 @@ mod lock;
 mod progress;
 mod reference;
 mod registry;
+mod sources;
 mod store;
 
 pub use cache::cache_dir;
@@ -43,7 +44,8 @@ pub use catalog::License;
 pub use error::{Attempt, Error, Result};
 pub use progress::{Progress, Silent};
 pub use reference::{HubRef, ModelRef};
-pub use store::{HubAccess, Pulled, Source, Sources, Store, Verified};
+pub use sources::{HubAccess, Pulled, Source, Sources, Verified};
+pub use store::Store;
 
 /// [`Store::locate`] in the cache and with the sources of this process.
 ///

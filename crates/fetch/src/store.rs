@@ -1,7 +1,5 @@
 //! The order of the sources, and what a caller gets back.
 
-use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -13,90 +11,7 @@ use crate::lock::Lock;
 use crate::progress::{Progress, Silent};
 use crate::reference::{HubRef, ModelRef, is_relative_path};
 use crate::registry;
-
-/// Where models may come from when the cache has none.
-#[derive(Debug, Clone)]
-pub struct Sources {
-    /// The Python program whose pip talks to the package registry.
-    pub python: PathBuf,
-    /// The hub.
-    pub hub: HubAccess,
-}
-
-/// Whether and where the Hugging Face hub is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HubAccess {
-    /// The hub that hf-hub finds by itself (`HF_ENDPOINT`, `HF_TOKEN`).
-    Default,
-    /// The hub at this base URL.
-    At(String),
-    /// Never.
-    Off,
-}
-
-impl Sources {
-    /// `python3` (Windows: `python`) from PATH, and the hub unless
-    /// `HF_HUB_OFFLINE` is set to something other than `0`.
-    pub fn of_this_process() -> Self {
-        let offline: Option<OsString> = std::env::var_os("HF_HUB_OFFLINE");
-        let offline = offline.is_some_and(|value| !value.is_empty() && value != "0");
-        Self {
-            python: PathBuf::from(if cfg!(windows) { "python" } else { "python3" }),
-            hub: if offline { HubAccess::Off } else { HubAccess::Default },
-        }
-    }
-}
-
-/// Where a pulled model came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The path the user gave.
-    Local,
-    /// It was already in the cache.
-    Cache,
-    /// The Hugging Face hub.
-    Hub,
-    /// The Python package registry.
-    Registry,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Local => "local file",
-            Self::Cache => "cache",
-            Self::Hub => "Hugging Face hub",
-            Self::Registry => "Python package registry",
-        })
-    }
-}
-
-/// How sure it is that a file is the published one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verified {
-    /// Its SHA-256 was computed now and is the known one.
-    Digest,
-    /// Its length is right and the stamp of an earlier verification is beside it.
-    Stamp,
-    /// Nothing is known to compare with (local files, hub files beyond their
-    /// length): the format reader is the judge.
-    Unknown,
-}
-
-/// A model file that is there.
-#[derive(Debug, Clone)]
-pub struct Pulled {
-    /// Where it is.
-    pub path: PathBuf,
-    /// Where it came from.
-    pub source: Source,
-    /// Its license, where known.
-    pub license: Option<License>,
-    /// Its length in bytes.
-    pub n_bytes: u64,
-    /// How it was checked.
-    pub verified: Verified,
-}
+use crate::sources::{HubAccess, Pulled, Source, Sources, Verified};
 
 /// A cache directory with the sources that fill it.
 #[derive(Debug, Clone)]
@@ -158,7 +73,7 @@ impl Store {
         let (finished, source) = self.fetch_known(model, &work.dir, progress)?;
         let path = self.place_of(model);
         cache::publish(&finished, &path)?;
-        work.end()?;
+        work.end();
         Ok(Pulled {
             path,
             source,
@@ -249,7 +164,7 @@ impl Store {
         if wanted.file().is_none() {
             cache::write_atomically(&dir.join(DEFAULT_FILE), &from_hub.file)?;
         }
-        work.end()?;
+        work.end();
         Ok(Pulled {
             path,
             source: Source::Hub,
@@ -385,9 +300,11 @@ impl Work {
         Ok(Self { dir, _lock: lock })
     }
 
-    /// The model is in its place: nothing partial is needed any more.
-    fn end(self) -> Result<()> {
-        cache::remove(&self.dir)
+    /// The model is in its place and nothing partial is needed any more. What
+    /// cannot be removed (a pip that outlived a killed run may still write) costs
+    /// only space until the next pull.
+    fn end(self) {
+        let _ = cache::remove(&self.dir);
     }
 }
 

@@ -3,7 +3,9 @@
 //! - [`GgufWriter`] writes any GGUF file, well-formed, with data streamed from closures.
 //! - [`TinySpec`] describes a model of a few layers with seeded random weights and everything a real
 //!   file has: [`tiny_llama`], [`tiny_qwen2`], [`llama_8b_two_layers`].
+//! - [`reference::Reference`] is a dense forward pass in f64 under any mask.
 //! - [`compare`] holds the comparators, each with a test that makes it fail.
+//! - [`models::path`] is where a real model is, pulled if need be.
 //!
 //! Files depend on their spec alone: the same spec gives the same bytes on every machine.
 
@@ -11,7 +13,9 @@
 
 pub mod compare;
 mod gguf_writer;
+pub mod models;
 mod random;
+pub mod reference;
 mod tiny;
 mod tiny_tokenizer;
 mod weights;

@@ -1,0 +1,202 @@
+//! `tidekv plan`: a run's memory, before the run.
+
+use crate::exit::Ended;
+use crate::flags::{CpuFlags, RunFlags, positive};
+use crate::interrupt::Interrupt;
+use crate::model;
+use crate::output::{JsonTarget, print_text, table};
+use anyhow::{Context, bail};
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use tidekv::memory::{
+    Bytes, Component, Plan, PlanInput, WeightBytes, largest_prompt, layout, suggestions,
+};
+use tidekv::model::Shape;
+use tidekv::report::PlannedMemory;
+use tidekv::schedule::ScheduleKind;
+use tidekv::{RunConfig, memory};
+use tidekv_cpu::CpuSizes;
+
+/// Say how much memory a prompt takes, before running it.
+///
+/// Reads the model's header only. Compares the schedule asked for with the whole prompt at once
+/// (one-shot) and with ordinary layer-end compression (post-prefill).
+///
+///   tidekv plan model.gguf --tokens 128k
+///   tidekv plan --shape llama-3.1-8b --tokens 128k --memory-limit 8GiB
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    #[arg(help = model::MODEL_HELP, required_unless_present = "shape", conflicts_with = "shape")]
+    model: Option<String>,
+    /// Dimensions instead of a file: llama-3.1-8b, mistral-7b or a JSON file with n_layers, d_model,
+    /// d_ff, n_heads, n_kv_heads, head_dim, vocab, context
+    #[arg(long, value_name = "SHAPE")]
+    shape: Option<String>,
+    /// S, tokens of the prompt, such as 128k
+    #[arg(long, value_name = "S", value_parser = positive)]
+    tokens: NonZeroUsize,
+    #[command(flatten)]
+    run: RunFlags,
+    #[command(flatten)]
+    cpu: CpuFlags,
+    /// Write the plan as JSON; `-` puts the object alone on stdout
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<JsonTarget>,
+}
+
+#[derive(Serialize)]
+struct PlanReport {
+    fits: bool,
+    limit_bytes: Option<u64>,
+    largest_prompt_tokens: usize,
+    plans: Vec<SchedulePlan>,
+    suggestions: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct SchedulePlan {
+    schedule: &'static str,
+    memory: PlannedMemory,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A model or shape that cannot be read, a selector that cannot work, or a plan
+/// that does not fit (exit code 3).
+pub fn plan(args: &Args) -> anyhow::Result<()> {
+    let (shape, weights) = args.dimensions()?;
+    let sizes = CpuSizes::new(&args.cpu.config())?;
+    let config = args.run.config();
+    let n_tokens = args.tokens.get();
+    if n_tokens > shape.context {
+        return Err(tidekv::Error::PromptTooLong { tokens: n_tokens, context: shape.context }.into());
+    }
+    let input = PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens };
+    let plans = compared(&input, args.run.schedule, args.run.chunk)?;
+    let limit = config.memory_limit;
+    let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);
+    let largest = largest_prompt(&input, limit.unwrap_or(u64::MAX));
+    let suggestions = match limit {
+        Some(limit) if !fits => suggestions(&input, limit),
+        _ => Vec::new(),
+    };
+    if args.json != Some(JsonTarget::Stdout) {
+        print_text(&describe(&plans, n_tokens))?;
+        print_text(&verdict(limit, fits, largest, &suggestions))?;
+    }
+    if let Some(json) = &args.json {
+        let plans = plans.iter().map(|(kind, plan)| SchedulePlan {
+            schedule: kind.name(),
+            memory: plan.into(),
+        });
+        json.write(&PlanReport {
+            fits,
+            limit_bytes: limit,
+            largest_prompt_tokens: largest,
+            plans: plans.collect(),
+            suggestions,
+        })?;
+    }
+    if !fits {
+        let peak = Bytes(plans[0].1.peak_bytes());
+        return Err(Ended::Refused(format!("the plan needs {peak} and does not fit")).into());
+    }
+    Ok(())
+}
+
+impl Args {
+    fn dimensions(&self) -> anyhow::Result<(Shape, WeightBytes)> {
+        if let Some(name) = &self.shape {
+            let mut shape = match Shape::named(name) {
+                Some(shape) => shape,
+                None => read_shape(name)?,
+            };
+            if let Some(scaling) = self.run.rope_scaling {
+                shape.context = (shape.context as f64 * scaling.factor()) as usize;
+            }
+            shape.validate()?;
+            // Matrices as BF16, mapped; vectors held as f32.
+            let held = layout::norm_vectors(&shape);
+            let mapped = shape.n_weights().saturating_mul(2);
+            return Ok((shape, WeightBytes { held, mapped }));
+        }
+        let Some(name) = &self.model else { bail!("name a model, or dimensions with --shape") };
+        let model = model::open(name, self.run.rope_scaling, &Interrupt::install()?)?;
+        Ok((model.spec.shape.clone(), model.weight_bytes()))
+    }
+}
+
+fn read_shape(path: &str) -> anyhow::Result<Shape> {
+    let known = Shape::NAMES.join(", ");
+    let context = || format!("--shape {path}: neither a known shape ({known}) nor a readable file");
+    let text = std::fs::read_to_string(Path::new(path)).with_context(context)?;
+    serde_json::from_str(&text).with_context(|| format!("--shape {path}"))
+}
+
+/// Plans of the schedule asked for, then of the two it is compared with.
+fn compared(
+    input: &PlanInput<'_>,
+    asked: ScheduleKind,
+    chunk: NonZeroUsize,
+) -> anyhow::Result<Vec<(ScheduleKind, Plan)>> {
+    let mut kinds = vec![asked];
+    kinds.extend([ScheduleKind::OneShot, ScheduleKind::PostPrefill].iter().filter(|k| **k != asked));
+    let plan = |kind: ScheduleKind| {
+        let config = RunConfig { schedule: kind.with_chunk(chunk), ..input.config.clone() };
+        Ok((kind, memory::plan(&PlanInput { config: &config, ..*input })?))
+    };
+    kinds.into_iter().map(plan).collect()
+}
+
+fn describe(plans: &[(ScheduleKind, Plan)], n_tokens: usize) -> String {
+    let mut rows = vec![heading(plans)];
+    for component in Component::ALL {
+        let bytes = |plan: &Plan| plan.peak.bytes[component];
+        if component != Component::WeightsMapped && plans.iter().any(|(_, plan)| bytes(plan) > 0) {
+            rows.push(row(component.name(), plans, |plan| Bytes(bytes(plan)).to_string()));
+        }
+    }
+    rows.push(row("peak", plans, |plan| Bytes(plan.peak_bytes()).to_string()));
+    rows.push(row("  reached", plans, |plan| {
+        let at = tidekv::report::PeakAt::from(plan.peak.at);
+        match at.layer {
+            Some(layer) => format!("{} {layer}", at.step),
+            None => at.step.to_owned(),
+        }
+    }));
+    rows.push(row("  of it transient", plans, |plan| Bytes(plan.transient_bytes()).to_string()));
+    rows.push(row("held while answering", plans, |plan| Bytes(plan.held.total()).to_string()));
+    let mapped = plans[0].1.peak.bytes[Component::WeightsMapped];
+    format!(
+        "memory of a prompt of {n_tokens} tokens, at each schedule's peak\n\n{}\n  weights mapped from the file, not counted: {}\n",
+        table(&rows),
+        Bytes(mapped)
+    )
+}
+
+fn heading(plans: &[(ScheduleKind, Plan)]) -> Vec<String> {
+    let names = plans.iter().map(|(kind, _)| kind.name().to_owned());
+    std::iter::once(String::new()).chain(names).collect()
+}
+
+fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> String) -> Vec<String> {
+    std::iter::once(name.to_owned()).chain(plans.iter().map(|(_, plan)| cell(plan))).collect()
+}
+
+fn verdict(limit: Option<u64>, fits: bool, largest: usize, suggestions: &[String]) -> String {
+    let Some(limit) = limit else {
+        return "  no memory limit is known on this system; set one with --memory-limit\n".to_owned();
+    };
+    let mut text = match fits {
+        true => format!("  fits the limit of {}", Bytes(limit)),
+        false => format!("  does not fit the limit of {}", Bytes(limit)),
+    };
+    text += &format!("; largest prompt that does: {largest} tokens\n");
+    for suggestion in suggestions {
+        text += &format!("  {suggestion}\n");
+    }
+    text
+}

@@ -1,0 +1,29 @@
+//! `tidekv pull`: a model into the cache.
+
+use crate::interrupt::Interrupt;
+use crate::model;
+use crate::output::print_text;
+
+/// Fetch a model into the cache.
+///
+/// Known aliases: smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m; or hf:org/name:file. The cache is
+/// $TIDEKV_HOME, else the platform's cache directory. An interrupted download goes on where it
+/// stopped; a finished one is checked before it is used. Prints the path.
+#[derive(clap::Args)]
+pub struct Args {
+    #[arg(help = model::MODEL_HELP)]
+    model: String,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What was tried, source by source.
+pub fn pull(args: &Args) -> anyhow::Result<()> {
+    let pulled = model::pull(&args.model, &Interrupt::install()?)?;
+    if let Some(license) = &pulled.license {
+        eprintln!("license: {}. {}", license.name, license.note);
+    }
+    eprintln!("{} bytes from {}", pulled.n_bytes, pulled.source);
+    print_text(&format!("{}\n", pulled.path.display()))
+}

@@ -1,0 +1,101 @@
+//! Everything a prefill computes, recorded, and compared bit for bit.
+
+use std::ops::ControlFlow;
+
+use tidekv::memory::StepMemory;
+use tidekv::schedule::Step;
+use tidekv::select::Kept;
+use tidekv::{Backend, Engine, Observer, Progress, RunConfig, Session, Tap};
+use tidekv_cpu::Cpu;
+use tidekv_testkit::compare::assert_bits_eq;
+
+/// Keys and values of one layer.
+#[derive(Debug, Clone, Default)]
+pub struct Kv {
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+}
+
+/// The numbers of one prefill.
+#[derive(Debug, Clone, Default)]
+pub struct Recording {
+    /// `[N + 1][S * d_model]`: embeddings, then the output of each layer.
+    pub hidden: Vec<Vec<f32>>,
+    /// `[N]`: all keys and values of a layer before eviction, `[Hkv, S, D]`.
+    pub active: Vec<Kv>,
+    /// `[N]`: kept positions.
+    pub kept: Vec<Kept>,
+    /// `[N]`: kept keys and values, heads back to back.
+    pub retained: Vec<Kv>,
+    /// Logits of the last token, `[vocab]`.
+    pub logits: Vec<f32>,
+}
+
+impl Observer for Recording {
+    fn before(&mut self, _: &Step, _: &Progress, tap: &dyn Tap) -> ControlFlow<()> {
+        if let Some((k, v)) = tap.active_kv() {
+            self.active.push(Kv { k, v });
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn after(&mut self, step: &Step, _: &StepMemory, tap: &dyn Tap) {
+        let Some((_, rows)) = tap.hidden() else { return };
+        let states = step.layer().map_or(0, |layer| layer + 1);
+        if self.hidden.len() <= states {
+            self.hidden.resize(states + 1, Vec::new());
+        }
+        // Chunks pass in causal order, in every schedule.
+        self.hidden[states].extend(rows);
+    }
+}
+
+/// Reads a prompt and records everything.
+pub fn record<'e>(
+    engine: &'e Engine<Cpu>,
+    tokens: &[u32],
+    config: &RunConfig,
+) -> (Recording, Session<'e, Cpu>) {
+    let mut recording = Recording::default();
+    let session = engine.prefill(tokens, config, &mut recording).unwrap();
+    let shape = &engine.model().spec.shape;
+    for retained in session.retained() {
+        let read = |buffer| {
+            let mut numbers = vec![0.0; retained.kept.positions().len() * shape.head_dim];
+            engine.backend().read(buffer, retained.element, 0, &mut numbers);
+            numbers
+        };
+        recording.retained.push(Kv { k: read(&retained.k), v: read(&retained.v) });
+        recording.kept.push(retained.kept.clone());
+    }
+    recording.logits = session.logits();
+    (recording, session)
+}
+
+/// Panics unless both runs computed the same bits before eviction: hidden states
+/// after every layer, all keys and values, and the logits.
+#[track_caller]
+pub fn assert_same_prefill(actual: &Recording, expected: &Recording, what: &str) {
+    assert_eq!(actual.hidden.len(), expected.hidden.len(), "{what}: layers");
+    for (layer, (a, e)) in actual.hidden.iter().zip(&expected.hidden).enumerate() {
+        assert_bits_eq(a, e, &format!("{what}: hidden states after {layer} layers"));
+    }
+    assert_same_kv(&actual.active, &expected.active, &format!("{what}: active"));
+    assert_bits_eq(&actual.logits, &expected.logits, &format!("{what}: logits"));
+}
+
+/// Panics unless both runs kept the same positions with the same bits.
+#[track_caller]
+pub fn assert_same_cache(actual: &Recording, expected: &Recording, what: &str) {
+    assert_eq!(actual.kept, expected.kept, "{what}: kept positions");
+    assert_same_kv(&actual.retained, &expected.retained, &format!("{what}: retained"));
+}
+
+#[track_caller]
+fn assert_same_kv(actual: &[Kv], expected: &[Kv], what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}: layers");
+    for (layer, (a, e)) in actual.iter().zip(expected).enumerate() {
+        assert_bits_eq(&a.k, &e.k, &format!("{what} keys of layer {layer}"));
+        assert_bits_eq(&a.v, &e.v, &format!("{what} values of layer {layer}"));
+    }
+}
