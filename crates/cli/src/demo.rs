@@ -144,7 +144,8 @@ fn comparison(ordinary: &RunReport, tide: &RunReport) -> String {
         std::iter::once(name.to_owned()).chain(reports.map(cell)).collect::<Vec<_>>()
     };
     let mut rows = vec![row("", &|report| report.schedule.clone())];
-    for name in ordinary.memory.components_at_peak.keys().filter(|name| **name != "weights_mapped") {
+    for name in ordinary.memory.components_at_peak.keys().filter(|name| **name != "weights_mapped")
+    {
         let bytes = |report: &RunReport| report.memory.components_at_peak[name];
         rows.push(row(name, &|report| Bytes(bytes(report)).to_string()));
     }

@@ -23,33 +23,89 @@ impl Words {
 }
 
 const PEOPLE: [&str; 16] = [
-    "Marta", "the baker", "old Henrik", "the ferryman", "Ines", "the schoolteacher", "Tomas",
-    "the carpenter", "a young sailor", "the widow Lund", "Piotr", "the postman", "Agnes",
-    "the gardener", "two cousins", "the innkeeper",
+    "Marta",
+    "the baker",
+    "old Henrik",
+    "the ferryman",
+    "Ines",
+    "the schoolteacher",
+    "Tomas",
+    "the carpenter",
+    "a young sailor",
+    "the widow Lund",
+    "Piotr",
+    "the postman",
+    "Agnes",
+    "the gardener",
+    "two cousins",
+    "the innkeeper",
 ];
 const ACTIONS: [&str; 16] = [
-    "walked down to", "carried a basket to", "waited for an hour at", "spoke with a stranger near",
-    "painted a small picture of", "repaired the fence behind", "slept through the afternoon at",
-    "counted the boats from", "read an old letter in", "planted beans beside", "lost a glove in",
-    "bought bread near", "drew a map of", "swept the steps of", "told a long story about",
+    "walked down to",
+    "carried a basket to",
+    "waited for an hour at",
+    "spoke with a stranger near",
+    "painted a small picture of",
+    "repaired the fence behind",
+    "slept through the afternoon at",
+    "counted the boats from",
+    "read an old letter in",
+    "planted beans beside",
+    "lost a glove in",
+    "bought bread near",
+    "drew a map of",
+    "swept the steps of",
+    "told a long story about",
     "took a photograph of",
 ];
 const PLACES: [&str; 16] = [
-    "the harbour", "the mill", "the church square", "the north gate", "the orchard", "the school",
-    "the stone bridge", "the market hall", "the lighthouse", "the river meadow", "the old quarry",
-    "the railway station", "the inn", "the boathouse", "the hill above the town", "the library",
+    "the harbour",
+    "the mill",
+    "the church square",
+    "the north gate",
+    "the orchard",
+    "the school",
+    "the stone bridge",
+    "the market hall",
+    "the lighthouse",
+    "the river meadow",
+    "the old quarry",
+    "the railway station",
+    "the inn",
+    "the boathouse",
+    "the hill above the town",
+    "the library",
 ];
 const TIMES: [&str; 12] = [
-    "In the morning", "Before noon", "On a quiet Sunday", "After the rain", "Late in the evening",
-    "During the first frost", "At the end of the week", "When the bells rang", "In early spring",
-    "On market day", "Toward sunset", "Shortly after breakfast",
+    "In the morning",
+    "Before noon",
+    "On a quiet Sunday",
+    "After the rain",
+    "Late in the evening",
+    "During the first frost",
+    "At the end of the week",
+    "When the bells rang",
+    "In early spring",
+    "On market day",
+    "Toward sunset",
+    "Shortly after breakfast",
 ];
 const ENDINGS: [&str; 16] = [
-    "and nobody was in a hurry", "while the wind turned to the west", "and the tea went cold",
-    "because the road was closed", "and came home with muddy shoes", "although it was getting dark",
-    "and a dog followed all the way", "while children played nearby", "and the price was fair",
-    "as had been agreed the week before", "and it began to snow", "while the kettle sang",
-    "and the sky stayed clear", "with a lantern in one hand", "and forgot the umbrella",
+    "and nobody was in a hurry",
+    "while the wind turned to the west",
+    "and the tea went cold",
+    "because the road was closed",
+    "and came home with muddy shoes",
+    "although it was getting dark",
+    "and a dog followed all the way",
+    "while children played nearby",
+    "and the price was fair",
+    "as had been agreed the week before",
+    "and it began to snow",
+    "while the kettle sang",
+    "and the sky stayed clear",
+    "with a lantern in one hand",
+    "and forgot the umbrella",
     "until the ferry came back",
 ];
 
@@ -71,7 +127,7 @@ impl Document {
     /// them.
     pub fn new(seed: u64, n_sentences: usize, depth: usize) -> Self {
         let mut words = Words(seed);
-        let code = format!("{}", 10_000 + words.number(90_000));
+        let code = format!("{}", 1000 + words.number(9000));
         let fact_at = n_sentences * depth / 100;
         let mut text = String::new();
         for index in 0..n_sentences {

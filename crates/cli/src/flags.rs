@@ -157,8 +157,15 @@ pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
 /// A size such as 800MiB, 8G or 8GiB (powers of 1,024).
 pub fn bytes(text: &str) -> Result<u64, String> {
     let units = [
-        ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40),
-        ("K", 10), ("M", 20), ("G", 30), ("T", 40), ("B", 0),
+        ("KiB", 10),
+        ("MiB", 20),
+        ("GiB", 30),
+        ("TiB", 40),
+        ("K", 10),
+        ("M", 20),
+        ("G", 30),
+        ("T", 40),
+        ("B", 0),
     ];
     scaled(text, &units).ok_or_else(|| format!("`{text}` is not a size such as 800MiB, 8G or 8GiB"))
 }

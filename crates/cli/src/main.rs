@@ -26,7 +26,11 @@ static ALLOCATOR: tidekv_alloc::Counting = tidekv_alloc::Counting;
 /// K/V for that one layer only, selects what to keep when the layer has seen the whole prompt, and
 /// answers from the small cache that remains.
 #[derive(Parser)]
-#[command(name = "tidekv", version, after_help = "Start with `tidekv demo`, then `tidekv run --help`.")]
+#[command(
+    name = "tidekv",
+    version,
+    after_help = "Start with `tidekv demo`, then `tidekv run --help`."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

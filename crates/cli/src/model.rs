@@ -61,11 +61,7 @@ fn path(text: &str, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// The model cannot be fetched, is damaged, or is not supported.
-pub fn open(
-    text: &str,
-    rope: Option<RopeScaling>,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Model> {
+pub fn open(text: &str, rope: Option<RopeScaling>, interrupt: &Interrupt) -> anyhow::Result<Model> {
     let path = path(text, interrupt)?;
     Model::open(&path, rope).with_context(|| format!("{}", path.display()))
 }

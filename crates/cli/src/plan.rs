@@ -72,7 +72,9 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let config = args.run.config();
     let n_tokens = args.tokens.get();
     if n_tokens > shape.context {
-        return Err(tidekv::Error::PromptTooLong { tokens: n_tokens, context: shape.context }.into());
+        return Err(
+            tidekv::Error::PromptTooLong { tokens: n_tokens, context: shape.context }.into()
+        );
     }
     let input = PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens };
     let plans = compared(&input, args.run.schedule, args.run.chunk)?;
@@ -88,10 +90,9 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         print_text(&verdict(limit, fits, largest, &suggestions))?;
     }
     if let Some(json) = &args.json {
-        let plans = plans.iter().map(|(kind, plan)| SchedulePlan {
-            schedule: kind.name(),
-            memory: plan.into(),
-        });
+        let plans = plans
+            .iter()
+            .map(|(kind, plan)| SchedulePlan { schedule: kind.name(), memory: plan.into() });
         json.write(&PlanReport {
             fits,
             limit_bytes: limit,
@@ -143,7 +144,8 @@ fn compared(
     chunk: NonZeroUsize,
 ) -> anyhow::Result<Vec<(ScheduleKind, Plan)>> {
     let mut kinds = vec![asked];
-    kinds.extend([ScheduleKind::OneShot, ScheduleKind::PostPrefill].iter().filter(|k| **k != asked));
+    kinds
+        .extend([ScheduleKind::OneShot, ScheduleKind::PostPrefill].iter().filter(|k| **k != asked));
     let plan = |kind: ScheduleKind| {
         let config = RunConfig { schedule: kind.with_chunk(chunk), ..input.config.clone() };
         Ok((kind, memory::plan(&PlanInput { config: &config, ..*input })?))
@@ -188,7 +190,8 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
 
 fn verdict(limit: Option<u64>, fits: bool, largest: usize, suggestions: &[String]) -> String {
     let Some(limit) = limit else {
-        return "  no memory limit is known on this system; set one with --memory-limit\n".to_owned();
+        return "  no memory limit is known on this system; set one with --memory-limit\n"
+            .to_owned();
     };
     let mut text = match fits {
         true => format!("  fits the limit of {}", Bytes(limit)),

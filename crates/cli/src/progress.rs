@@ -20,10 +20,9 @@ pub struct Watch<'a> {
     style: Style,
     /// Time of layer-end compression.
     pub compress: Duration,
-    /// Anonymous memory of the process before prefill, where the system tells.
-    pub anon_before: Option<u64>,
-    /// The largest seen since.
+    /// Largest anonymous memory of the process seen, where the system tells.
     pub anon_peak: Option<u64>,
+    chunk_number: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +42,6 @@ impl<'a> Watch<'a> {
     pub fn new(label: impl Into<String>, n_layers: usize, interrupt: &'a Interrupt) -> Self {
         let now = Instant::now();
         tidekv_alloc::reset_peak();
-        let anonymous = process_memory().anonymous;
         let terminal = std::io::stderr().is_terminal();
         Watch {
             interrupt,
@@ -54,8 +52,8 @@ impl<'a> Watch<'a> {
             shown: None,
             style: if terminal { Style::Terminal } else { Style::Log },
             compress: Duration::ZERO,
-            anon_before: anonymous,
-            anon_peak: anonymous,
+            anon_peak: process_memory().anonymous,
+            chunk_number: 0,
         }
     }
 
@@ -75,19 +73,20 @@ impl<'a> Watch<'a> {
         let share = progress.done / progress.total;
         let spent = self.started.elapsed().as_secs_f64();
         let left = match share > 0.01 {
-            true => format!("{} left", seconds(spent / share - spent)),
+            true => format!("{} left · ", seconds(spent / share - spent)),
             false => String::new(),
         };
         let place = match step {
-            Step::Layer { layer, chunk, .. } => {
-                let chunk_number = chunk.start / chunk.len.max(1) + 1;
-                format!("layer {}/{} · chunk {chunk_number}", layer + 1, self.n_layers)
+            Step::Layer { layer, .. } => {
+                format!("layer {}/{} · chunk {}", layer + 1, self.n_layers, self.chunk_number)
             }
-            Step::Evict { layer, .. } => format!("layer {}/{} · compress", layer + 1, self.n_layers),
+            Step::Evict { layer, .. } => {
+                format!("layer {}/{} · compress", layer + 1, self.n_layers)
+            }
             Step::Embed { .. } | Step::Head { .. } => step.name().to_owned(),
         };
         let line = format!(
-            "{} · {place} · {:.0} % · {left} · memory {}",
+            "{} · {place} · {:.0} % · {left}memory {}",
             self.label,
             100.0 * share,
             Bytes(live)
@@ -114,6 +113,9 @@ impl Observer for Watch<'_> {
         if self.interrupt.is_set() {
             self.clear();
             return ControlFlow::Break(());
+        }
+        if let Step::Layer { chunk, .. } = step {
+            self.chunk_number = if chunk.start == 0 { 1 } else { self.chunk_number + 1 };
         }
         let live = tidekv_alloc::stats().live_bytes;
         self.show(step, progress, live);

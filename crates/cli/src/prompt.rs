@@ -178,7 +178,9 @@ fn read_ids(text: &str) -> anyhow::Result<Vec<u32>> {
     let words = list.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
     words
         .filter(|word| !word.is_empty())
-        .map(|word| word.parse().with_context(|| format!("--prompt-ids: `{word}` is not a token id")))
+        .map(|word| {
+            word.parse().with_context(|| format!("--prompt-ids: `{word}` is not a token id"))
+        })
         .collect()
 }
 

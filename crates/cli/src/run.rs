@@ -211,7 +211,8 @@ fn window_text(engine: &Engine<Cpu>, session: &Session<'_, Cpu>) -> Option<Strin
     let tail = &tokens[tokens.len() - window.min(SHOWN).min(tokens.len())..];
     let names = tail.iter().map(|&id| {
         let text = engine.tokenizer().decode(&[id]).unwrap_or_default();
-        let shown = if text.is_empty() { engine.tokenizer().token(id).ok()?.to_owned() } else { text };
+        let shown =
+            if text.is_empty() { engine.tokenizer().token(id).ok()?.to_owned() } else { text };
         Some(format!("{shown:?}"))
     });
     Some(names.collect::<Option<Vec<_>>>()?.join(" "))

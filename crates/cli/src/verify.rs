@@ -89,7 +89,8 @@ fn line(verdict: &Verdict) -> String {
         None => text += " same bits",
         Some(found) => {
             let layer = found.layer.map(|layer| format!(" of layer {layer}")).unwrap_or_default();
-            text += &format!(" DIFFERS first in {}{layer} at position {}", found.what, found.position);
+            text +=
+                &format!(" DIFFERS first in {}{layer} at position {}", found.what, found.position);
         }
     }
     match unplanned {

@@ -1,11 +1,11 @@
 //! The [`Backend`] implementation: settings, and the verbs that need no file of
 //! their own.
 
+use crate::activation::{Regions, Strides};
 use crate::buffer::CpuBuffer;
 use crate::layer::BridgeRows;
 use crate::pool::Pool;
 use crate::product::{Compute, Rows, RowsMut};
-use crate::activation::{Regions, Strides};
 use crate::sizes::{CpuSizes, kernel_element};
 use crate::weights::CpuWeights;
 use std::num::NonZeroUsize;

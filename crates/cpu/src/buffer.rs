@@ -16,7 +16,8 @@ impl CpuBuffer {
     /// not touched, so they cost nothing before they are written.
     pub(crate) fn zeroed(bytes: u64) -> Result<Self, BackendError> {
         let refused = BackendError::OutOfMemory { bytes };
-        let lines = usize::try_from(bytes / size_of::<Line>() as u64).map_err(|_| refused.clone())?;
+        let lines =
+            usize::try_from(bytes / size_of::<Line>() as u64).map_err(|_| refused.clone())?;
         if lines > isize::MAX as usize / size_of::<Line>() {
             return Err(refused);
         }

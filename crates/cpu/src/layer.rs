@@ -60,21 +60,25 @@ impl Cpu {
         let (len, kv_cols) = (rows.span.len, weights.shape.kv_cols());
         let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(&weights.shape)];
         let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
-        let (x, y, z) = (&mut x[..len * strides.x], &mut y[..len * strides.y], &mut z[..len * strides.z]);
+        let (x, y, z) =
+            (&mut x[..len * strides.x], &mut y[..len * strides.y], &mut z[..len * strides.z]);
 
         // The input passes through y, which the queries overwrite later.
         let input = BridgeRows::of(bridge);
         let stored = &bridge.buffer.bytes_view()[rows.bridge_row * input.row_bytes..];
         let norm = &weights.layers[index].attn_norm;
         let tasks = x.chunks_mut(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
-        compute.pool.each(tasks.zip(stored.chunks(ROW_TASK * input.row_bytes)), |((x, y), stored)| {
-            let rows = x.chunks_mut(strides.x).zip(y.chunks_mut(strides.y));
-            for ((x, y), stored) in rows.zip(stored.chunks(input.row_bytes)) {
-                let hidden = &mut y[..input.d_model];
-                element::load(self.isa, input.element, stored, hidden);
-                rms_norm(self.isa, hidden, norm, weights.norm_eps, &mut x[..input.d_model]);
-            }
-        });
+        compute.pool.each(
+            tasks.zip(stored.chunks(ROW_TASK * input.row_bytes)),
+            |((x, y), stored)| {
+                let rows = x.chunks_mut(strides.x).zip(y.chunks_mut(strides.y));
+                for ((x, y), stored) in rows.zip(stored.chunks(input.row_bytes)) {
+                    let hidden = &mut y[..input.d_model];
+                    element::load(self.isa, input.element, stored, hidden);
+                    rms_norm(self.isa, hidden, norm, weights.norm_eps, &mut x[..input.d_model]);
+                }
+            },
+        );
 
         let matrices = weights.matrices(index);
         let queries = rows.first_query;
@@ -113,7 +117,8 @@ impl Cpu {
 
         let input = BridgeRows::of(bridge);
         let stored = &bridge.buffer.bytes_view()[(rows.bridge_row + first) * input.row_bytes..];
-        let tasks = x.chunks_mut(ROW_TASK * strides.x).zip(stored.chunks(ROW_TASK * input.row_bytes));
+        let tasks =
+            x.chunks_mut(ROW_TASK * strides.x).zip(stored.chunks(ROW_TASK * input.row_bytes));
         compute.pool.each(tasks, |(x, stored)| {
             for (x, stored) in x.chunks_mut(strides.x).zip(stored.chunks(input.row_bytes)) {
                 element::load(self.isa, input.element, stored, &mut x[..input.d_model]);
@@ -178,7 +183,8 @@ impl Cpu {
 
         let matrices = weights.matrices(index);
         let normed = Rows { data: y, stride: strides.y };
-        for (matrix, epilogue) in [(&matrices.gate, Epilogue::Silu), (&matrices.up, Epilogue::Mul)] {
+        for (matrix, epilogue) in [(&matrices.gate, Epilogue::Silu), (&matrices.up, Epilogue::Mul)]
+        {
             let c = RowsMut { data: z, stride: strides.z };
             compute.product(&weights.view(matrix), (normed, n_rows), c, epilogue, slab);
         }

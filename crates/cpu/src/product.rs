@@ -58,7 +58,8 @@ impl Compute<'_> {
                 pack_panel(isa, w, n0 + index * width, panel);
             });
             let panels = &*panels;
-            let tasks = c.data.chunks_mut(task_rows * c.stride).take(rows.div_ceil(task_rows)).enumerate();
+            let tasks =
+                c.data.chunks_mut(task_rows * c.stride).take(rows.div_ceil(task_rows)).enumerate();
             self.pool.each(tasks, |(index, c_rows)| {
                 let first = index * task_rows;
                 let gemm = PanelGemm {

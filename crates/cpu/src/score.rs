@@ -104,17 +104,18 @@ impl Cpu {
         let window_of = Window { shape, layout, active, queries, window };
         let score_head = |head: usize, keys, out: &mut [f32], scratch: &mut [f32]| {
             let of_head = head * window..(head + 1) * window;
-            let stats =
-                RowStats { max: &stats.max[of_head.clone()], sum: &stats.sum[of_head] };
+            let stats = RowStats { max: &stats.max[of_head.clone()], sum: &stats.sum[of_head] };
             score_block(self.isa, &window_of.head(head), stats, keys, out, scratch);
         };
         let scratch = &mut work.scratch.floats_mut()[self.sizes.slab(shape)..];
         let score_scratch = score_scratch_len(layout, window);
         let heads = out.chunks_exact_mut(keys.len()).enumerate();
         match rows {
-            ScoreRows::PerQueryHead => self.pool.each_with(heads, scratch, |(head, out), scratch| {
-                score_head(head, keys.clone(), out, &mut scratch[..score_scratch]);
-            }),
+            ScoreRows::PerQueryHead => {
+                self.pool.each_with(heads, scratch, |(head, out), scratch| {
+                    score_head(head, keys.clone(), out, &mut scratch[..score_scratch]);
+                })
+            }
             ScoreRows::Grouped(reduce) => {
                 let group = shape.group();
                 self.pool.each_with(heads, scratch, |(kv_head, out), scratch| {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 use tidekv::backend::BackendError;
-use tidekv::model::{LayerTensors, Matrix, ModelError, ModelFile, ModelSpec, RopeFrequencies, RopeStyle, Shape, Vector};
+use tidekv::model::{
+    LayerTensors, Matrix, ModelError, ModelFile, ModelSpec, RopeFrequencies, RopeStyle, Shape,
+    Vector,
+};
 use tidekv_format::TensorType;
 use tidekv_kernels::quant::{BlockType, WeightView};
 use tidekv_kernels::rope::RopeStyle as KernelStyle;
@@ -71,7 +74,8 @@ impl CpuWeights {
 
     /// A matrix as the kernels read it.
     pub(crate) fn view<'a>(&'a self, matrix: &Matrix) -> WeightView<'a> {
-        checked_view(&self.file, matrix).expect("every matrix was checked when the model was loaded")
+        checked_view(&self.file, matrix)
+            .expect("every matrix was checked when the model was loaded")
     }
 }
 
@@ -89,9 +93,8 @@ fn checked_view<'a>(file: &'a ModelFile, matrix: &Matrix) -> Result<WeightView<'
         supported: BlockType::ALL.map(BlockType::name).join(", "),
     })?;
     let bytes = file.gguf.bytes(&matrix.tensor);
-    WeightView::new(block, matrix.rows, matrix.cols, bytes).map_err(|error| ModelError::Feature {
-        feature: format!("tensor `{name}`: {error}"),
-    })
+    WeightView::new(block, matrix.rows, matrix.cols, bytes)
+        .map_err(|error| ModelError::Feature { feature: format!("tensor `{name}`: {error}") })
 }
 
 fn block_type(ty: TensorType) -> Option<BlockType> {

@@ -47,7 +47,7 @@ fn cases() -> Vec<Case> {
     };
     let mqa = TinySpec { n_heads: 4, n_kv_heads: 1, head_dim: 64, ..tiny_llama(13) };
     let mha = TinySpec { n_heads: 3, n_kv_heads: 3, head_dim: 80, ..tiny_llama(14) };
-    let wide = TinySpec { d_model: 256, d_ff: 512, n_heads: 8, ..tiny_qwen2(15) };
+    let wide = TinySpec { d_model: 256, d_ff: 512, n_heads: 8, head_dim: 32, ..tiny_qwen2(15) };
     let blocks = TinySpec { d_ff: 224, ..tiny_llama(16) };
     let case = |name, spec, n_tokens, element, selector, budget| Case {
         name,

@@ -46,7 +46,9 @@ pub enum BackendError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A layer produced NaN or infinity.
-    #[error("{place} holds a value that is not finite (position {position}); the weights or the prompt's numbers overflow")]
+    #[error(
+        "{place} holds a value that is not finite (position {position}); the weights or the prompt's numbers overflow"
+    )]
     NonFinite {
         /// Which output.
         place: String,
@@ -126,8 +128,11 @@ pub trait Backend: Send + Sync {
     fn alloc(&self, bytes: u64) -> Result<Self::Buffer, BackendError>;
 
     /// Makes a model usable. Vectors are copied, matrices may stay mapped.
-    fn upload(&self, spec: &ModelSpec, file: &Arc<ModelFile>)
-    -> Result<Self::Weights, BackendError>;
+    fn upload(
+        &self,
+        spec: &ModelSpec,
+        file: &Arc<ModelFile>,
+    ) -> Result<Self::Weights, BackendError>;
 
     /// Writes the embeddings of `tokens`, rounded to the bridge's type, into
     /// bridge rows from `row` on. Token ids are below `vocab`.

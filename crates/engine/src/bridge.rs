@@ -43,9 +43,8 @@ impl<B: Backend> Bridge<B> {
         n_tokens: usize,
     ) -> Result<Self, Error> {
         let bytes = layout::bridge(shape, element, schedule.bridge_rows(n_tokens));
-        let buffer = Charged::new(accountant, Component::Bridge, bytes, || {
-            Ok(backend.alloc(bytes)?)
-        })?;
+        let buffer =
+            Charged::new(accountant, Component::Bridge, bytes, || Ok(backend.alloc(bytes)?))?;
         let whole_prompt = match schedule {
             Schedule::LayerMajor { .. } => WholePrompt::Yes,
             Schedule::ChunkMajor { .. } => WholePrompt::No,

@@ -59,9 +59,7 @@ impl Default for RunConfig {
     fn default() -> Self {
         RunConfig {
             schedule: ScheduleKind::Tide.with_chunk(DEFAULT_CHUNK),
-            selector: Selector::preset("snapkv")
-                .cloned()
-                .unwrap_or(Selector::new(Scorer::KeepAll)),
+            selector: Selector::preset("snapkv").cloned().unwrap_or(Selector::new(Scorer::KeepAll)),
             budget: DEFAULT_BUDGET,
             score_block: DEFAULT_SCORE_BLOCK,
             kv: Element::default(),
@@ -94,8 +92,7 @@ impl RunConfig {
     ) -> Result<Vec<SelectionLayout>, SelectError> {
         let selector = self.effective_selector();
         let request = BudgetRequest { budget: self.budget, n_tokens, n_layers: shape.n_layers };
-        let dims =
-            SelectionDims { n_tokens, kv_heads: shape.n_kv_heads, group: shape.group() };
+        let dims = SelectionDims { n_tokens, kv_heads: shape.n_kv_heads, group: shape.group() };
         let budgets = selector.budgets(request)?;
         budgets.into_iter().map(|budget| SelectionLayout::new(&selector, dims, budget)).collect()
     }

@@ -110,7 +110,12 @@ impl Backend for Dry {
         Ok(())
     }
 
-    fn score_block(&self, _: ScoreBlock<'_, Self>, _: &mut Workspace<Self>, out: &mut [f32]) -> Done {
+    fn score_block(
+        &self,
+        _: ScoreBlock<'_, Self>,
+        _: &mut Workspace<Self>,
+        out: &mut [f32],
+    ) -> Done {
         out.fill(0.0);
         Ok(())
     }
@@ -119,7 +124,13 @@ impl Backend for Dry {
         Ok(())
     }
 
-    fn logits(&self, _: &(), _: (&Bridge<Self>, usize), _: &mut Workspace<Self>, _: &mut ()) -> Done {
+    fn logits(
+        &self,
+        _: &(),
+        _: (&Bridge<Self>, usize),
+        _: &mut Workspace<Self>,
+        _: &mut (),
+    ) -> Done {
         Ok(())
     }
 

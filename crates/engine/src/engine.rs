@@ -4,7 +4,9 @@
 use crate::backend::{Backend, Sizes};
 use crate::config::RunConfig;
 use crate::error::Error;
-use crate::memory::{Accountant, Moment, Plan, PlanInput, WeightBytes, largest_prompt, refuse_unless_fits};
+use crate::memory::{
+    Accountant, Moment, Plan, PlanInput, WeightBytes, largest_prompt, refuse_unless_fits,
+};
 use crate::model::{ModelFile, ModelSpec, RopeScaling};
 use crate::observe::Observer;
 use crate::prefill::{Device, prefill, workspace};
@@ -40,10 +42,7 @@ impl Model {
 
     /// Bytes of the weights.
     pub fn weight_bytes(&self) -> WeightBytes {
-        WeightBytes {
-            held: self.file.tensors.vector_bytes(),
-            mapped: self.file.mapped_bytes(),
-        }
+        WeightBytes { held: self.file.tensors.vector_bytes(), mapped: self.file.mapped_bytes() }
     }
 
     /// The tokenizer of the file's vocabulary.

@@ -29,7 +29,9 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Box<Refusal>),
     /// An allocation beyond the limit was stopped.
-    #[error("{component} needs {bytes} bytes more; {total} in all would pass the limit of {limit} bytes")]
+    #[error(
+        "{component} needs {bytes} bytes more; {total} in all would pass the limit of {limit} bytes"
+    )]
     LimitReached {
         /// What for.
         component: Component,
@@ -72,7 +74,9 @@ pub enum Error {
         reason: &'static str,
     },
     /// Uncompressed K/V of more layers than the schedule has room for.
-    #[error("layer {layer} cannot be active: {active} layers are, and the schedule has room for {room}")]
+    #[error(
+        "layer {layer} cannot be active: {active} layers are, and the schedule has room for {room}"
+    )]
     ActiveLayers {
         /// The layer.
         layer: usize,

@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::sample::{SampleConfig, Sampler};
 use crate::session::Session;
 use crate::text::{DetokenizeStream, StopMatcher, StopStep};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,9 +11,7 @@ use crate::cache::{ActiveRoom, DecodeTail, LayerCaches, Observation, RetainedKv}
 use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
-use crate::memory::{
-    Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window,
-};
+use crate::memory::{Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window};
 use crate::model::Shape;
 use crate::observe::{Observer, Progress, Tap};
 use crate::schedule::{Span, Step, step_cost};
@@ -53,7 +51,8 @@ pub(crate) fn prefill<B: Backend>(
     let n_tokens = [tokens.len()];
     let steps = || config.schedule.steps(shape.n_layers, &n_tokens);
     let cost = |step: &Step| step_cost(shape, tokens.len(), step);
-    let mut progress = Progress { done: 0.0, step: 0.0, total: steps().map(|step| cost(&step)).sum() };
+    let mut progress =
+        Progress { done: 0.0, step: 0.0, total: steps().map(|step| cost(&step)).sum() };
     for step in steps() {
         progress.step = cost(&step);
         if observer.before(&step, &progress, &run.tap(step)).is_break() {
@@ -139,7 +138,12 @@ impl<'a, B: Backend> Run<'a, B> {
         Ok(backend.embed(weights, tokens, &mut self.bridge, row)?)
     }
 
-    fn layer(&mut self, index: usize, chunk: Span, observer: &mut dyn Observer) -> Result<(), Error> {
+    fn layer(
+        &mut self,
+        index: usize,
+        chunk: Span,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
         let Device { backend, weights, shape, .. } = *self.device;
         let rows = self.rows_to_compute(index, chunk);
         let layer = LayerOf { weights, index };
@@ -248,9 +252,8 @@ pub(crate) fn workspace<B: Backend>(
         None => sizes.decode_scratch(shape),
     };
     let activation = sizes.activation(shape, rows);
-    let make = |component, bytes| {
-        Charged::new(accountant, component, bytes, || Ok(backend.alloc(bytes)?))
-    };
+    let make =
+        |component, bytes| Charged::new(accountant, component, bytes, || Ok(backend.alloc(bytes)?));
     Ok(Workspace {
         activation: make(Component::Activation, activation)?,
         scratch: make(Component::Scratch, scratch)?,

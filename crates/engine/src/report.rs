@@ -243,7 +243,10 @@ fn kept<B: Backend>(session: &Session<'_, B>) -> Vec<KeptReport> {
     layers
         .map(|(layer, retained)| {
             let heads = 0..retained.kept.n_heads();
-            KeptReport { layer, per_head: heads.map(|head| retained.kept.head(head).len()).collect() }
+            KeptReport {
+                layer,
+                per_head: heads.map(|head| retained.kept.head(head).len()).collect(),
+            }
         })
         .collect()
 }

@@ -65,7 +65,8 @@ impl Sampler {
         if self.config.temperature == 0.0 {
             return most_likely(logits);
         }
-        let mut ranked: Vec<(f32, u32)> = (0u32..).zip(logits).map(|(id, &logit)| (logit, id)).collect();
+        let mut ranked: Vec<(f32, u32)> =
+            (0u32..).zip(logits).map(|(id, &logit)| (logit, id)).collect();
         // Ties by id, so that equal logits draw equally everywhere.
         let by_logit = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         if let Some(k) = self.config.top_k.filter(|&k| k < ranked.len()) {

@@ -1,28 +1,100 @@
 //! Checks on the user's own model and machine: every order and chunk size gives
-//! the same bits, and the accountant follows the plan.
+//! the same bits, and the ledger follows the plan.
+//!
+//! A [`Verifier`] runs one prompt through several schedules. Of each run it keeps
+//! a hash per layer and row, not the numbers, so a check needs little more memory
+//! than the run itself.
+
+mod fingerprint;
 
 use crate::backend::Backend;
 use crate::config::{Outputs, RunConfig};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::memory::{Component, StepMemory, plan_steps};
-use crate::observe::{Observer, Progress, Tap};
+use crate::memory::{Accountant, Breakdown, Component, Plan, StepMemory};
+use crate::observe::Observer;
 use crate::report::PeakAt;
-use crate::schedule::{Schedule, ScheduleKind, Step};
+use crate::schedule::ScheduleKind;
+use fingerprint::{Computed, Kept};
 use serde::Serialize;
+use std::fmt;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 
-/// What one schedule did, compared with the whole prompt at once.
+/// One run to check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Case {
+    /// Order and eviction.
+    #[serde(serialize_with = "by_name")]
+    pub schedule: ScheduleKind,
+    /// C, tokens; a whole-prompt schedule has no use for it.
+    pub chunk: NonZeroUsize,
+}
+
+fn by_name<S: serde::Serializer>(kind: &ScheduleKind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(kind.name())
+}
+
+/// The runs that show that neither order nor chunks matter: `one-shot` and
+/// `post-prefill` read the whole prompt of `n_tokens` tokens at once, then
+/// `chunked`, `tide-noevict` and `tide` take each of `chunks`.
+pub fn cases(n_tokens: NonZeroUsize, chunks: &[NonZeroUsize]) -> Vec<Case> {
+    let whole = [ScheduleKind::OneShot, ScheduleKind::PostPrefill];
+    let chunked = [ScheduleKind::Chunked, ScheduleKind::TideNoEvict, ScheduleKind::Tide];
+    let each = |schedule| chunks.iter().map(move |&chunk| Case { schedule, chunk });
+    let whole = whole.map(|schedule| Case { schedule, chunk: n_tokens });
+    whole.into_iter().chain(chunked.into_iter().flat_map(each)).collect()
+}
+
+/// Runs one prompt through several schedules and compares them.
+///
+/// What is computed before eviction is compared with the first run checked; what
+/// is kept, with the first run that evicts, or does not, as this one.
+pub struct Verifier<'e, B: Backend> {
+    engine: &'e Engine<B>,
+    tokens: &'e [u32],
+    config: &'e RunConfig,
+    computed: Option<Computed>,
+    evicted: Option<Kept>,
+    whole: Option<Kept>,
+}
+
+impl<'e, B: Backend> Verifier<'e, B> {
+    /// Checks runs of `tokens` under `config`; every case brings its own
+    /// schedule.
+    pub fn new(engine: &'e Engine<B>, tokens: &'e [u32], config: &'e RunConfig) -> Self {
+        Verifier { engine, tokens, config, computed: None, evicted: None, whole: None }
+    }
+
+    /// Runs a case and compares it. `observer` sees the run and may cancel it.
+    ///
+    /// # Errors
+    /// Whatever stops a run. A difference is not an error but a verdict.
+    pub fn check(&mut self, case: Case, observer: &mut dyn Observer) -> Result<Verdict, Error> {
+        let schedule = case.schedule.with_chunk(case.chunk);
+        // Every row of the last layer is compared, so every row is computed.
+        let config = RunConfig { schedule, outputs: Outputs::AllHidden, ..self.config.clone() };
+        let run = fingerprint::take(self.engine, self.tokens, &config, observer)?;
+        let kept = if schedule.evicts() { &mut self.evicted } else { &mut self.whole };
+        let difference = self
+            .computed
+            .as_ref()
+            .and_then(|first| first.first_difference(&run.computed))
+            .or_else(|| kept.as_ref().and_then(|first| first.first_difference(&run.kept)));
+        self.computed.get_or_insert(run.computed);
+        kept.get_or_insert(run.kept);
+        Ok(Verdict { case, difference, unplanned: run.unplanned })
+    }
+}
+
+/// What a run did, compared with the runs before it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// Schedule.
-    pub schedule: String,
-    /// C.
-    pub chunk: usize,
-    /// The first number that differs from the reference, if any.
+    /// The run.
+    #[serde(flatten)]
+    pub case: Case,
+    /// The first number that differs, in the order of computation.
     pub difference: Option<Difference>,
-    /// The first step whose memory differs from the plan, if any.
+    /// The first step whose memory is not the planned one.
     pub unplanned: Option<Unplanned>,
 }
 
@@ -33,253 +105,156 @@ impl Verdict {
     }
 }
 
-/// Where bits differ first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// One line of a table.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { schedule, chunk } = self.case;
+        write!(f, "{:<13} C = {chunk:<7}", schedule.name())?;
+        match &self.difference {
+            None => f.write_str("same bits")?,
+            Some(difference) => write!(f, "DIFFERS first in {difference}")?,
+        }
+        match &self.unplanned {
+            None => f.write_str("   memory as planned"),
+            Some(unplanned) => write!(f, "   MEMORY NOT AS PLANNED: {unplanned}"),
+        }
+    }
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Numbers {
+    /// Embeddings or a layer's output, `[S, d_model]`.
+    Hidden,
+    /// Keys before eviction, `[S, Hkv, D]`.
+    Keys,
+    /// Values before eviction, `[S, Hkv, D]`.
+    Values,
+    /// Logits of the last token, `[vocab]`.
+    Logits,
+    /// Positions kept by a KV head.
+    KeptPositions,
+    /// Keys kept by a KV head.
+    KeptKeys,
+    /// Values kept by a KV head.
+    KeptValues,
+}
+
+/// Where two runs differ first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// `hidden`, `keys`, `values` or `logits`.
-    pub what: &'static str,
-    /// Layer whose output or cache differs; `None` for embeddings and logits.
+    /// What differs.
+    pub numbers: Numbers,
+    /// The layer; `None` for embeddings and logits.
     pub layer: Option<usize>,
-    /// Position of the first differing row.
+    /// The KV head, for what is kept.
+    pub head: Option<usize>,
+    /// Absolute position of the first differing row.
     pub position: usize,
 }
 
-/// Where memory differs from the plan.
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.numbers, self.layer) {
+            (Numbers::Hidden, None) => "the embedding",
+            (Numbers::Hidden, Some(_)) => "the output",
+            (Numbers::Keys, _) => "the keys",
+            (Numbers::Values, _) => "the values",
+            (Numbers::Logits, _) => "the logits",
+            (Numbers::KeptPositions, _) => "the kept positions",
+            (Numbers::KeptKeys, _) => "the kept keys",
+            (Numbers::KeptValues, _) => "the kept values",
+        })?;
+        if let Some(layer) = self.layer {
+            write!(f, " of layer {layer}")?;
+        }
+        if let Some(head) = self.head {
+            write!(f, ", head {head},")?;
+        }
+        write!(f, " at position {}", self.position)
+    }
+}
+
+/// When a figure was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mark {
+    /// At the largest total inside a step.
+    HighWater,
+    /// When a step had ended.
+    After,
+    /// The largest total of the run.
+    Peak,
+    /// The largest bytes of the component in the run.
+    Max,
+    /// When prefill had ended.
+    Held,
+}
+
+/// A figure of the ledger that is not the planned one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unplanned {
-    /// Kind of step.
-    pub step: &'static str,
-    /// Layer of the step.
-    pub layer: Option<usize>,
-    /// Component.
+    /// Which figure.
+    pub mark: Mark,
+    /// Step of the figure.
+    pub at: PeakAt,
+    /// Component, as in reports.
     pub component: &'static str,
     /// Bytes planned.
-    pub planned: u64,
+    pub planned_bytes: u64,
     /// Bytes accounted.
-    pub accounted: u64,
+    pub accounted_bytes: u64,
 }
 
-/// Runs the checks: the whole prompt at once as the reference, then `chunked`,
-/// `tide-noevict` and `tide` with each chunk size. `each` hears of every verdict
-/// as it is reached.
-///
-/// # Errors
-/// Whatever stops a run; a difference is not an error but a verdict.
-pub fn verify<B: Backend>(
-    engine: &Engine<B>,
-    tokens: &[u32],
-    config: &RunConfig,
-    chunks: &[NonZeroUsize],
-    each: &mut dyn FnMut(&Verdict) -> ControlFlow<()>,
-) -> Result<Vec<Verdict>, Error> {
-    let run = |schedule| fingerprint(engine, tokens, &with_schedule(config, schedule));
-    let whole = NonZeroUsize::MIN;
-    let reference = run(ScheduleKind::OneShot.with_chunk(whole))?;
-    let mut verdicts = vec![Verdict {
-        schedule: ScheduleKind::OneShot.name().to_owned(),
-        chunk: tokens.len(),
-        difference: None,
-        unplanned: reference.unplanned.clone(),
-    }];
-    let mut stop = verdicts.iter().any(|verdict| each(verdict).is_break());
-    for kind in [ScheduleKind::Chunked, ScheduleKind::TideNoEvict, ScheduleKind::Tide] {
-        for &chunk in chunks {
-            if stop {
-                return Err(Error::Cancelled);
-            }
-            let found = run(kind.with_chunk(chunk))?;
-            let verdict = Verdict {
-                schedule: kind.name().to_owned(),
-                chunk: chunk.get(),
-                difference: reference.first_difference(&found),
-                unplanned: found.unplanned,
-            };
-            stop = each(&verdict).is_break();
-            verdicts.push(verdict);
+impl fmt::Display for Unplanned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unplanned { mark, at, component, planned_bytes, accounted_bytes } = self;
+        f.write_str(component)?;
+        f.write_str(match mark {
+            Mark::HighWater => " within",
+            Mark::After => " after",
+            Mark::Peak => " at the peak, in",
+            Mark::Max => " at most, by",
+            Mark::Held => " held, by",
+        })?;
+        write!(f, " {}", at.step)?;
+        if let Some(layer) = at.layer {
+            write!(f, " of layer {layer}")?;
         }
-    }
-    Ok(verdicts)
-}
-
-fn with_schedule(config: &RunConfig, schedule: Schedule) -> RunConfig {
-    RunConfig { schedule, outputs: Outputs::AllHidden, max_new_tokens: 1, ..config.clone() }
-}
-
-/// Hashes of every row that a run computes. Equal hashes stand for equal bits; a
-/// 64-bit hash misses a difference with probability 2^-64.
-struct Fingerprint {
-    n_tokens: usize,
-    /// Hidden states, `[N + 1, S]`: the embedding, then each layer's output.
-    hidden: Vec<u64>,
-    /// Keys and values before eviction, `[N, S]` each, all KV heads of a token
-    /// together.
-    keys: Vec<u64>,
-    values: Vec<u64>,
-    logits: u64,
-    unplanned: Option<Unplanned>,
-}
-
-impl Fingerprint {
-    fn first_difference(&self, other: &Fingerprint) -> Option<Difference> {
-        let s = self.n_tokens;
-        let first = |mine: &[u64], theirs: &[u64]| mine.iter().zip(theirs).position(|(a, b)| a != b);
-        if let Some(at) = first(&self.hidden, &other.hidden) {
-            let layer = (at / s).checked_sub(1);
-            return Some(Difference { what: "hidden", layer, position: at % s });
-        }
-        for (what, mine, theirs) in
-            [("keys", &self.keys, &other.keys), ("values", &self.values, &other.values)]
-        {
-            if let Some(at) = first(mine, theirs) {
-                return Some(Difference { what, layer: Some(at / s), position: at % s });
-            }
-        }
-        let logits = Difference { what: "logits", layer: None, position: s - 1 };
-        (self.logits != other.logits).then_some(logits)
+        write!(f, ": planned {planned_bytes} bytes, accounted {accounted_bytes}")
     }
 }
 
-fn fingerprint<B: Backend>(
-    engine: &Engine<B>,
-    tokens: &[u32],
-    config: &RunConfig,
-) -> Result<Fingerprint, Error> {
-    let shape = &engine.model().spec.shape;
-    let (n, s) = (shape.n_layers, tokens.len());
-    let sizes = engine.backend().sizes();
-    let mut planned = Vec::new();
-    plan_steps(&engine.plan_input(&*sizes, config, s), |step| planned.push(*step))?;
-    let fingerprint = Fingerprint {
-        n_tokens: s,
-        hidden: vec![0; (n + 1) * s],
-        keys: vec![0; n * s],
-        values: vec![0; n * s],
-        logits: 0,
-        unplanned: None,
-    };
-    let mut reader = Reader { fingerprint, planned: planned.into_iter(), row: shape.head_dim };
-    let session = engine.prefill(tokens, config, &mut reader)?;
-    reader.fingerprint.logits = hash(session.logits().iter());
-    Ok(reader.fingerprint)
-}
-
-/// Takes the fingerprint while the run goes on.
-struct Reader<P> {
-    fingerprint: Fingerprint,
-    planned: P,
-    /// D, floats of one head's row.
-    row: usize,
-}
-
-impl<P: Iterator<Item = StepMemory>> Observer for Reader<P> {
-    fn before(&mut self, step: &Step, _: &Progress, tap: &dyn Tap) -> ControlFlow<()> {
-        let Reader { fingerprint, row, .. } = self;
-        if let (Step::Evict { layer, .. }, Some((keys, values))) = (step, tap.active_kv()) {
-            let s = fingerprint.n_tokens;
-            for (hashes, rows) in [(&mut fingerprint.keys, keys), (&mut fingerprint.values, values)] {
-                for (position, hash) in hashes[layer * s..][..s].iter_mut().enumerate() {
-                    let heads = rows.chunks_exact(s * *row);
-                    *hash = self::hash(heads.flat_map(|head| &head[position * *row..][..*row]));
-                }
-            }
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn after(&mut self, step: &Step, memory: &StepMemory, tap: &dyn Tap) {
-        let Reader { fingerprint, planned, .. } = self;
-        if let Some((first, rows)) = tap.hidden() {
-            let s = fingerprint.n_tokens;
-            let layer = step.layer().map_or(0, |layer| layer + 1);
-            let (Step::Embed { chunk, .. } | Step::Layer { chunk, .. }) = *step else { return };
-            let width = rows.len() / chunk.len;
-            let hashes = &mut fingerprint.hidden[layer * s + first..][..chunk.len];
-            for (hash, row) in hashes.iter_mut().zip(rows.chunks_exact(width)) {
-                *hash = self::hash(row.iter());
-            }
-        }
-        if fingerprint.unplanned.is_none() {
-            fingerprint.unplanned = planned.next().and_then(|planned| deviation(&planned, memory));
-        }
-    }
-}
-
-/// The first component in which a step's memory differs from its plan.
-fn deviation(planned: &StepMemory, seen: &StepMemory) -> Option<Unplanned> {
-    let at = PeakAt::from(seen.moment);
-    let pairs = [(planned.high_water, seen.high_water), (planned.after, seen.after)];
-    pairs.into_iter().find_map(|(planned, seen)| {
-        let component = Component::ALL.into_iter().find(|&c| planned[c] != seen[c])?;
-        Some(Unplanned {
-            step: at.step,
-            layer: at.layer,
-            component: component.name(),
-            planned: planned[component],
-            accounted: seen[component],
-        })
+/// The first component of a figure that is not as planned.
+fn deviation(
+    mark: Mark,
+    at: PeakAt,
+    planned: &Breakdown,
+    accounted: &Breakdown,
+) -> Option<Unplanned> {
+    let component = Component::ALL.into_iter().find(|&c| planned[c] != accounted[c])?;
+    Some(Unplanned {
+        mark,
+        at,
+        component: component.name(),
+        planned_bytes: planned[component],
+        accounted_bytes: accounted[component],
     })
 }
 
-/// 64-bit FNV-1a over the bits of the numbers.
-fn hash<'a>(numbers: impl Iterator<Item = &'a f32>) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    numbers.fold(OFFSET, |hash, number| (hash ^ u64::from(number.to_bits())).wrapping_mul(PRIME))
+/// The first component in which a step's memory is not as planned.
+fn step_deviation(planned: &StepMemory, accounted: &StepMemory) -> Option<Unplanned> {
+    assert_eq!(planned.moment, accounted.moment, "plan and executor follow the same steps");
+    let at = || PeakAt::from(planned.moment);
+    deviation(Mark::HighWater, at(), &planned.high_water, &accounted.high_water)
+        .or_else(|| deviation(Mark::After, at(), &planned.after, &accounted.after))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Moment;
-
-    fn fingerprint() -> Fingerprint {
-        let hashes = |n: usize| (0..n as u64).collect();
-        Fingerprint {
-            n_tokens: 4,
-            hidden: hashes(12),
-            keys: hashes(8),
-            values: hashes(8),
-            logits: 1,
-            unplanned: None,
-        }
-    }
-
-    #[test]
-    fn differences_are_found_where_they_are() {
-        let reference = fingerprint();
-        assert_eq!(reference.first_difference(&fingerprint()), None);
-        let differs = |edit: fn(&mut Fingerprint), what, layer, position| {
-            let mut other = fingerprint();
-            edit(&mut other);
-            let expected = Some(Difference { what, layer, position });
-            assert_eq!(reference.first_difference(&other), expected);
-        };
-        differs(|f| f.hidden[2] = 99, "hidden", None, 2);
-        differs(|f| f.hidden[9] = 99, "hidden", Some(1), 1);
-        differs(|f| f.keys[7] = 99, "keys", Some(1), 3);
-        differs(|f| f.values[0] = 99, "values", Some(0), 0);
-        differs(|f| f.logits = 99, "logits", None, 3);
-    }
-
-    #[test]
-    fn one_flipped_bit_changes_the_hash() {
-        let numbers = [1.0f32, -0.0, 3.5];
-        let mut flipped = numbers;
-        flipped[1] = 0.0;
-        assert_ne!(hash(numbers.iter()), hash(flipped.iter()));
-    }
-
-    #[test]
-    fn a_byte_too_much_is_unplanned() {
-        let mut memory = StepMemory {
-            moment: Moment::Step(Step::Evict { seq: 0, layer: 3 }),
-            high_water: Default::default(),
-            after: Default::default(),
-        };
-        let planned = memory;
-        assert_eq!(deviation(&planned, &memory), None);
-        memory.high_water[Component::Scratch] = 1;
-        let found = deviation(&planned, &memory).unwrap();
-        assert_eq!((found.component, found.layer, found.accounted), ("scratch", Some(3), 1));
-    }
+/// The first of a finished prefill's figures that is not as planned.
+fn run_deviation(plan: &Plan, ledger: &Accountant) -> Option<Unplanned> {
+    let (peak, end) = (ledger.peak(), || PeakAt::from(crate::memory::Moment::Decode));
+    deviation(Mark::Peak, peak.at.into(), &plan.peak.bytes, &peak.bytes)
+        .or_else(|| deviation(Mark::Max, end(), &plan.max, &ledger.max()))
+        .or_else(|| deviation(Mark::Held, end(), &plan.held, &ledger.live()))
 }

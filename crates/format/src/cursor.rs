@@ -14,11 +14,7 @@ pub(crate) struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     pub(crate) fn new(bytes: &'a [u8], file_len: u64) -> Self {
         let cap = usize::try_from(MAX_HEADER_BYTES).unwrap_or(usize::MAX);
-        Cursor {
-            bytes: &bytes[..bytes.len().min(cap)],
-            at: 0,
-            file_len,
-        }
+        Cursor { bytes: &bytes[..bytes.len().min(cap)], at: 0, file_len }
     }
 
     /// Bytes read so far, which is the absolute position in the file.

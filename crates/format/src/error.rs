@@ -220,11 +220,7 @@ impl Limit {
         if value <= self.max() {
             return Ok(());
         }
-        Err(FormatError::TooLarge {
-            at: at(),
-            limit: self,
-            value,
-        })
+        Err(FormatError::TooLarge { at: at(), limit: self, value })
     }
 }
 
@@ -292,10 +288,7 @@ impl fmt::Display for LayoutFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LayoutFault::Misaligned { offset, alignment } => {
-                write!(
-                    f,
-                    "offset {offset} is not a multiple of the alignment {alignment}"
-                )
+                write!(f, "offset {offset} is not a multiple of the alignment {alignment}")
             }
             LayoutFault::Overlaps { other, bytes } => {
                 write!(f, "overlaps tensor `{other}` by {} bytes", Grouped(*bytes))
@@ -329,12 +322,7 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_by_thousands() {
-        for (n, text) in [
-            (0, "0"),
-            (999, "999"),
-            (1000, "1,000"),
-            (491_400_064, "491,400,064"),
-        ] {
+        for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (491_400_064, "491,400,064")] {
             assert_eq!(Grouped(n).to_string(), text);
         }
     }

@@ -62,9 +62,7 @@ impl GgufFile {
     ///
     /// If `tensor` comes from another file and does not lie in this one.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        let range = usize::try_from(tensor.offset)
-            .ok()
-            .zip(usize::try_from(tensor.end).ok());
+        let range = usize::try_from(tensor.offset).ok().zip(usize::try_from(tensor.end).ok());
         range
             .and_then(|(start, end)| self.mapped.bytes().get(start..end))
             .unwrap_or_else(|| panic!("tensor `{}` is not of this file", tensor.name))

@@ -83,38 +83,20 @@ pub fn parse_header(bytes: &[u8], file_len: u64) -> Result<GgufHeader, FormatErr
     }
     // The header is at most MAX_HEADER_BYTES long and the alignment a u32: no overflow.
     let start = cursor.position().next_multiple_of(alignment);
-    let tensors = place(
-        raw,
-        DataSection {
-            start,
-            alignment,
-            file_len,
-        },
-    )?;
-    Ok(GgufHeader {
-        version,
-        metadata,
-        tensors,
-        by_name,
-    })
+    let tensors = place(raw, DataSection { start, alignment, file_len })?;
+    Ok(GgufHeader { version, metadata, tensors, by_name })
 }
 
 /// Names what is not a GGUF file of a version we read, before anything else is believed.
 fn refuse_foreign(bytes: &[u8], file_len: u64) -> Result<(), FormatError> {
     if bytes.len() < MAGIC.len() && MAGIC.starts_with(bytes) {
-        return Err(FormatError::TooShort {
-            actual: file_len,
-            needed: FIXED_BYTES,
-        });
+        return Err(FormatError::TooShort { actual: file_len, needed: FIXED_BYTES });
     }
     let Some(rest) = bytes.strip_prefix(MAGIC) else {
         return Err(FormatError::NotGguf(LooksLike::of(bytes)));
     };
     if (bytes.len() as u64) < FIXED_BYTES {
-        return Err(FormatError::TooShort {
-            actual: file_len,
-            needed: FIXED_BYTES,
-        });
+        return Err(FormatError::TooShort { actual: file_len, needed: FIXED_BYTES });
     }
     let version = u32::from_le_bytes(*rest.first_chunk().expect("longer than FIXED_BYTES"));
     match version {
@@ -145,17 +127,11 @@ fn read_alignment(metadata: &Metadata) -> Result<u64, FormatError> {
         return Ok(alignment);
     }
     let expected = "a power of two of at least 8";
-    Err(FormatError::BadMetadata {
-        key: key.to_owned(),
-        expected,
-        found: alignment.to_string(),
-    })
+    Err(FormatError::BadMetadata { key: key.to_owned(), expected, found: alignment.to_string() })
 }
 
 fn read_metadata(cursor: &mut Cursor, n_entries: u64) -> Result<Metadata, FormatError> {
-    cursor.require(n_entries * MIN_ENTRY_BYTES, || {
-        format!("its {n_entries} metadata entries")
-    })?;
+    cursor.require(n_entries * MIN_ENTRY_BYTES, || format!("its {n_entries} metadata entries"))?;
     let mut metadata = Metadata::default();
     for i in 0..n_entries {
         let key = cursor.string(Limit::KeyBytes, || format!("metadata entry {i}"))?;
@@ -166,14 +142,11 @@ fn read_metadata(cursor: &mut Cursor, n_entries: u64) -> Result<Metadata, Format
 }
 
 fn read_tensor_table(cursor: &mut Cursor, n_tensors: u64) -> Result<Vec<RawTensor>, FormatError> {
-    cursor.require(n_tensors * MIN_TENSOR_BYTES, || {
-        format!("its table of {n_tensors} tensors")
-    })?;
+    cursor.require(n_tensors * MIN_TENSOR_BYTES, || format!("its table of {n_tensors} tensors"))?;
     let mut tensors = Vec::with_capacity(n_tensors.min(FIRST_RESERVE) as usize);
     for i in 0..n_tensors {
-        let name = cursor.string(Limit::TensorNameBytes, || {
-            format!("row {i} of the tensor table")
-        })?;
+        let name =
+            cursor.string(Limit::TensorNameBytes, || format!("row {i} of the tensor table"))?;
         let at = || format!("the entry of tensor `{name}`");
         let n_dims = cursor.u32(at)?;
         Limit::Dims.check(n_dims.into(), at)?;
@@ -183,12 +156,7 @@ fn read_tensor_table(cursor: &mut Cursor, n_tensors: u64) -> Result<Vec<RawTenso
         }
         let ty = TensorType::from_id(cursor.u32(at)?);
         let offset = cursor.u64(at)?;
-        tensors.push(RawTensor {
-            name: name.to_owned(),
-            shape,
-            ty,
-            offset,
-        });
+        tensors.push(RawTensor { name: name.to_owned(), shape, ty, offset });
     }
     Ok(tensors)
 }
@@ -230,10 +198,7 @@ fn read_value(cursor: &mut Cursor, key: &str) -> Result<Value, FormatError> {
         value_type::I64 => Value::I64(i64::from_le_bytes(cursor.scalar(at)?)),
         value_type::F64 => Value::F64(f64::from_le_bytes(cursor.scalar(at)?)),
         id => {
-            return Err(FormatError::BadValueType {
-                key: key.to_owned(),
-                id,
-            });
+            return Err(FormatError::BadValueType { key: key.to_owned(), id });
         }
     })
 }
@@ -256,10 +221,7 @@ fn read_array(cursor: &mut Cursor, key: &str, depth: u64) -> Result<Array, Forma
         value_type::BOOL => {
             let bytes = cursor.take(len, at)?;
             Array::Bool(
-                bytes
-                    .iter()
-                    .map(|&byte| checked_bool(byte, key))
-                    .collect::<Result<_, _>>()?,
+                bytes.iter().map(|&byte| checked_bool(byte, key)).collect::<Result<_, _>>()?,
             )
         }
         value_type::STRING => Array::String(read_strings(cursor, key, len)?),
@@ -276,10 +238,7 @@ fn read_array(cursor: &mut Cursor, key: &str, depth: u64) -> Result<Array, Forma
         value_type::I64 => Array::I64(scalars(cursor, key, len, i64::from_le_bytes)?),
         value_type::F64 => Array::F64(scalars(cursor, key, len, f64::from_le_bytes)?),
         id => {
-            return Err(FormatError::BadValueType {
-                key: key.to_owned(),
-                id,
-            });
+            return Err(FormatError::BadValueType { key: key.to_owned(), id });
         }
     })
 }
@@ -292,12 +251,7 @@ fn scalars<T, const N: usize>(
     decode: fn([u8; N]) -> T,
 ) -> Result<Vec<T>, FormatError> {
     let bytes = cursor.take(len * N as u64, || format!("the array of `{key}`"))?;
-    Ok(bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|chunk| decode(*chunk))
-        .collect())
+    Ok(bytes.as_chunks().0.iter().map(|chunk| decode(*chunk)).collect())
 }
 
 fn read_strings(cursor: &mut Cursor, key: &str, len: u64) -> Result<Vec<String>, FormatError> {
@@ -305,9 +259,7 @@ fn read_strings(cursor: &mut Cursor, key: &str, len: u64) -> Result<Vec<String>,
     let mut strings = Vec::with_capacity(len.min(FIRST_RESERVE) as usize);
     for i in 0..len {
         strings.push(
-            cursor
-                .string(Limit::StringBytes, || format!("string {i} of `{key}`"))?
-                .to_owned(),
+            cursor.string(Limit::StringBytes, || format!("string {i} of `{key}`"))?.to_owned(),
         );
     }
     Ok(strings)
@@ -317,9 +269,6 @@ fn checked_bool(byte: u8, key: &str) -> Result<bool, FormatError> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        value => Err(FormatError::BadBool {
-            key: key.to_owned(),
-            value,
-        }),
+        value => Err(FormatError::BadBool { key: key.to_owned(), value }),
     }
 }

@@ -58,10 +58,8 @@ pub(crate) fn place(
     raw: Vec<RawTensor>,
     section: DataSection,
 ) -> Result<Vec<TensorInfo>, FormatError> {
-    let mut tensors = raw
-        .into_iter()
-        .map(|tensor| place_one(tensor, section))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut tensors =
+        raw.into_iter().map(|tensor| place_one(tensor, section)).collect::<Result<Vec<_>, _>>()?;
     let mut by_offset: Vec<usize> = (0..tensors.len()).collect();
     // Empty tensors sort before the tensor that begins at the same place, so they overlap nothing.
     by_offset.sort_by_key(|&i| (tensors[i].offset, tensors[i].end));
@@ -85,21 +83,10 @@ pub(crate) fn place(
 /// Size and absolute place of one tensor. Until its neighbours are known, one of unknown size ends
 /// where its smallest possible form would: after one byte, or at once if it has no elements.
 fn place_one(raw: RawTensor, section: DataSection) -> Result<TensorInfo, FormatError> {
-    let RawTensor {
-        name,
-        shape,
-        ty,
-        offset: relative,
-    } = raw;
+    let RawTensor { name, shape, ty, offset: relative } = raw;
     if !relative.is_multiple_of(section.alignment) {
-        let fault = LayoutFault::Misaligned {
-            offset: relative,
-            alignment: section.alignment,
-        };
-        return Err(FormatError::BadLayout {
-            tensor: name,
-            fault,
-        });
+        let fault = LayoutFault::Misaligned { offset: relative, alignment: section.alignment };
+        return Err(FormatError::BadLayout { tensor: name, fault });
     }
     let row = shape.first().copied().unwrap_or(1);
     if let Some(block) = ty.block_len().filter(|&block| !row.is_multiple_of(block)) {
@@ -119,28 +106,15 @@ fn place_one(raw: RawTensor, section: DataSection) -> Result<TensorInfo, FormatE
         Some((offset, n_bytes, end))
     };
     match extent() {
-        Some((offset, n_bytes, end)) => Ok(TensorInfo {
-            name,
-            shape,
-            ty,
-            offset,
-            n_bytes,
-            end,
-        }),
-        None => Err(FormatError::Overflow {
-            tensor: name,
-            shape,
-            offset: relative,
-        }),
+        Some((offset, n_bytes, end)) => Ok(TensorInfo { name, shape, ty, offset, n_bytes, end }),
+        None => Err(FormatError::Overflow { tensor: name, shape, offset: relative }),
     }
 }
 
 /// The product, checked without regard to a zero that would hide an overflow in front of it.
 fn checked_product(shape: &[u64]) -> Option<u64> {
-    let nonzero = shape
-        .iter()
-        .filter(|&&n| n != 0)
-        .try_fold(1u64, |product, &n| product.checked_mul(n))?;
+    let nonzero =
+        shape.iter().filter(|&&n| n != 0).try_fold(1u64, |product, &n| product.checked_mul(n))?;
     Some(if shape.contains(&0) { 0 } else { nonzero })
 }
 
@@ -154,11 +128,7 @@ fn refuse_truncated(
     let Some(&cut) = by_offset.iter().find(|&&i| tensors[i].end > file_len) else {
         return Ok(());
     };
-    let expected = tensors
-        .iter()
-        .map(|tensor| tensor.end)
-        .max()
-        .unwrap_or(file_len);
+    let expected = tensors.iter().map(|tensor| tensor.end).max().unwrap_or(file_len);
     Err(FormatError::Truncated {
         expected,
         actual: file_len,

@@ -33,8 +33,7 @@ impl LooksLike {
         let head = &bytes[..bytes.len().min(512)];
         let is_safetensors = |head: &[u8]| {
             // An 8-byte little-endian header length, then a JSON object of at most 100 MB.
-            head.first_chunk::<8>()
-                .is_some_and(|n| u64::from_le_bytes(*n) <= 100_000_000)
+            head.first_chunk::<8>().is_some_and(|n| u64::from_le_bytes(*n) <= 100_000_000)
                 && head.get(8) == Some(&b'{')
         };
         match head {
@@ -56,18 +55,11 @@ impl LooksLike {
     }
 
     fn of_text(head: &[u8]) -> Option<LooksLike> {
-        let text = head
-            .strip_prefix(b"\xef\xbb\xbf")
-            .unwrap_or(head)
-            .trim_ascii_start();
+        let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
         let begins = |tag: &str| {
-            text.get(..tag.len())
-                .is_some_and(|t| t.eq_ignore_ascii_case(tag.as_bytes()))
+            text.get(..tag.len()).is_some_and(|t| t.eq_ignore_ascii_case(tag.as_bytes()))
         };
-        if ["<!doctype", "<html", "<head", "<body", "<?xml", "<!--"]
-            .iter()
-            .any(|tag| begins(tag))
-        {
+        if ["<!doctype", "<html", "<head", "<body", "<?xml", "<!--"].iter().any(|tag| begins(tag)) {
             return Some(LooksLike::HtmlPage);
         }
         matches!(text, [b'{', b'"' | b'}' | b' ' | b'\n' | b'\r' | b'\t', ..])

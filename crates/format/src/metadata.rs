@@ -139,10 +139,7 @@ impl Metadata {
     /// Adds an entry; a key that is already there is an error.
     pub(crate) fn insert(&mut self, key: String, value: Value) -> Result<(), FormatError> {
         if self.index.contains_key(&key) {
-            return Err(FormatError::Duplicate {
-                table: Table::Metadata,
-                name: key,
-            });
+            return Err(FormatError::Duplicate { table: Table::Metadata, name: key });
         }
         self.index.insert(key.clone(), self.entries.len());
         self.entries.push((key, value));
@@ -161,9 +158,7 @@ impl Metadata {
 
     /// All entries, in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.entries
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value of `key`, of whatever type.
@@ -240,21 +235,17 @@ impl Metadata {
         fn all<T: Copy + TryInto<u64>>(values: &[T]) -> Option<Vec<u64>> {
             values.iter().map(|&v| v.try_into().ok()).collect()
         }
-        self.typed(
-            key,
-            "an array of non-negative integers",
-            |value| match value {
-                Value::Array(Array::U8(v)) => all(v),
-                Value::Array(Array::I8(v)) => all(v),
-                Value::Array(Array::U16(v)) => all(v),
-                Value::Array(Array::I16(v)) => all(v),
-                Value::Array(Array::U32(v)) => all(v),
-                Value::Array(Array::I32(v)) => all(v),
-                Value::Array(Array::U64(v)) => all(v),
-                Value::Array(Array::I64(v)) => all(v),
-                _ => None,
-            },
-        )
+        self.typed(key, "an array of non-negative integers", |value| match value {
+            Value::Array(Array::U8(v)) => all(v),
+            Value::Array(Array::I8(v)) => all(v),
+            Value::Array(Array::U16(v)) => all(v),
+            Value::Array(Array::I16(v)) => all(v),
+            Value::Array(Array::U32(v)) => all(v),
+            Value::Array(Array::I32(v)) => all(v),
+            Value::Array(Array::U64(v)) => all(v),
+            Value::Array(Array::I64(v)) => all(v),
+            _ => None,
+        })
     }
 
     /// `read` applied to the value of `key`; its `None` becomes an error that names both sides.
@@ -304,15 +295,8 @@ mod tests {
 
     #[test]
     fn entries_keep_their_order() {
-        let m = metadata(&[
-            ("z", Value::U8(1)),
-            ("a", Value::Bool(true)),
-            ("m", Value::F64(0.5)),
-        ]);
-        assert_eq!(
-            m.iter().map(|(key, _)| key).collect::<Vec<_>>(),
-            ["z", "a", "m"]
-        );
+        let m = metadata(&[("z", Value::U8(1)), ("a", Value::Bool(true)), ("m", Value::F64(0.5))]);
+        assert_eq!(m.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["z", "a", "m"]);
         assert_eq!(m.len(), 3);
         assert_eq!(m.get("a"), Some(&Value::Bool(true)));
     }
@@ -347,14 +331,8 @@ mod tests {
         let m = metadata(&[("s", Value::String("x".into())), ("i", Value::I32(-1))]);
         assert_eq!(m.u64("absent").unwrap(), None);
         assert_eq!(m.str("s").unwrap(), Some("x"));
-        assert_bad(
-            m.u64("s"),
-            "metadata `s`: expected a non-negative integer, found string",
-        );
-        assert_bad(
-            m.u64("i"),
-            "metadata `i`: expected a non-negative integer, found i32 -1",
-        );
+        assert_bad(m.u64("s"), "metadata `s`: expected a non-negative integer, found string");
+        assert_bad(m.u64("i"), "metadata `i`: expected a non-negative integer, found i32 -1");
         assert_bad(m.f32("i"), "metadata `i`: expected a float, found i32 -1");
         assert_bad(m.bool("i"), "metadata `i`: expected a bool, found i32 -1");
         assert_bad(m.str("i"), "metadata `i`: expected a string, found i32 -1");
@@ -363,10 +341,7 @@ mod tests {
     #[test]
     fn arrays_are_typed() {
         let m = metadata(&[
-            (
-                "strings",
-                Value::Array(Array::String(vec!["a".into(), "b".into()])),
-            ),
+            ("strings", Value::Array(Array::String(vec!["a".into(), "b".into()]))),
             ("i32s", Value::Array(Array::I32(vec![1, -2]))),
             ("f32s", Value::Array(Array::F32(vec![0.5]))),
             ("u16s", Value::Array(Array::U16(vec![3, 4]))),
@@ -379,10 +354,7 @@ mod tests {
             m.strings("i32s"),
             "metadata `i32s`: expected an array of string, found array of i32",
         );
-        assert_bad(
-            m.i32s("f32s"),
-            "metadata `f32s`: expected an array of i32, found array of f32",
-        );
+        assert_bad(m.i32s("f32s"), "metadata `f32s`: expected an array of i32, found array of f32");
         assert_bad(
             m.f32s("strings"),
             "metadata `strings`: expected an array of f32, found array of string",

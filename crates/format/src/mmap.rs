@@ -27,40 +27,23 @@ struct Stamp {
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            len: metadata.len(),
-            modified: metadata.modified().ok(),
-        }
+        Stamp { len: metadata.len(), modified: metadata.modified().ok() }
     }
 }
 
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<MappedFile, FormatError> {
-        let failed = |source| FormatError::Io {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| FormatError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() {
-            return Err(failed(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            )));
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
         }
         let stamp = Stamp::of(&metadata);
         let len = usize::try_from(stamp.len).map_err(|_| {
-            failed(io::Error::new(
-                io::ErrorKind::FileTooLarge,
-                "larger than the address space",
-            ))
+            failed(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the address space"))
         })?;
-        Ok(MappedFile {
-            map: map(&file, len).map_err(failed)?,
-            file,
-            path: path.to_owned(),
-            stamp,
-        })
+        Ok(MappedFile { map: map(&file, len).map_err(failed)?, file, path: path.to_owned(), stamp })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -73,19 +56,15 @@ impl MappedFile {
 
     /// Compares length and modification time with those at opening.
     pub(crate) fn verify_unchanged(&self) -> Result<(), FormatError> {
-        let metadata = self.file.metadata().map_err(|source| FormatError::Io {
-            path: self.path.clone(),
-            source,
-        })?;
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|source| FormatError::Io { path: self.path.clone(), source })?;
         let now = Stamp::of(&metadata);
         if now == self.stamp {
             return Ok(());
         }
-        Err(FormatError::Changed {
-            path: self.path.clone(),
-            opened: self.stamp.len,
-            now: now.len,
-        })
+        Err(FormatError::Changed { path: self.path.clone(), opened: self.stamp.len, now: now.len })
     }
 }
 

@@ -33,10 +33,7 @@ fn a_tensor_of_unknown_type_reaches_to_the_next() {
         raw.tensors[unknown].ty = 4711;
         fs::write(&path, raw.bytes()).unwrap();
         let file = GgufFile::open(&path).unwrap();
-        assert_eq!(
-            file.bytes(&file.tensors()[unknown]),
-            expected.collect::<Vec<u8>>()
-        );
+        assert_eq!(file.bytes(&file.tensors()[unknown]), expected.collect::<Vec<u8>>());
     }
 }
 
@@ -48,16 +45,8 @@ fn a_tensor_of_another_file_is_a_contract_violation() {
     fs::write(&path, raw::valid()).unwrap();
     let long = GgufFile::open(&path).unwrap();
     let short_path = dir.path().join("short.gguf");
-    fs::write(
-        &short_path,
-        Raw {
-            tensors: vec![],
-            data_len: None,
-            ..Raw::valid()
-        }
-        .bytes(),
-    )
-    .unwrap();
+    fs::write(&short_path, Raw { tensors: vec![], data_len: None, ..Raw::valid() }.bytes())
+        .unwrap();
     let short = GgufFile::open(&short_path).unwrap();
     short.bytes(long.tensor("b").unwrap());
 }
@@ -74,20 +63,12 @@ fn every_truncated_length_is_refused_with_both_sizes() {
             FormatError::TooShort { actual, needed: 24 } if len < 24 => {
                 assert_eq!(actual, len as u64)
             }
-            error @ FormatError::Truncated {
-                expected, actual, ..
-            } => {
+            error @ FormatError::Truncated { expected, actual, .. } => {
                 assert_eq!(actual, len as u64);
                 assert!(expected > actual, "{error}");
                 // Once the header is whole the full size is known exactly.
-                assert!(
-                    len < header_len || expected == whole.len() as u64,
-                    "{error}"
-                );
-                assert!(
-                    error.to_string().contains(&format!("have {len}")),
-                    "{error}"
-                );
+                assert!(len < header_len || expected == whole.len() as u64, "{error}");
+                assert!(error.to_string().contains(&format!("have {len}")), "{error}");
             }
             error => panic!("at {len} bytes: {error:?}"),
         }
@@ -121,10 +102,7 @@ fn an_empty_file_is_too_short() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("empty.gguf");
     fs::write(&path, []).unwrap();
-    assert!(matches!(
-        GgufFile::open(&path).unwrap_err(),
-        FormatError::TooShort { actual: 0, .. }
-    ));
+    assert!(matches!(GgufFile::open(&path).unwrap_err(), FormatError::TooShort { actual: 0, .. }));
 }
 
 #[test]
@@ -135,12 +113,7 @@ fn a_file_that_grows_or_shrinks_is_noticed() {
     fs::write(&path, &whole).unwrap();
     let file = GgufFile::open(&path).unwrap();
     file.verify_unchanged().unwrap();
-    OpenOptions::new()
-        .append(true)
-        .open(&path)
-        .unwrap()
-        .write_all(b"more")
-        .unwrap();
+    OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
     let n = whole.len() as u64;
     match file.verify_unchanged().unwrap_err() {
         FormatError::Changed { opened, now, .. } => assert_eq!((opened, now), (n, n + 4)),

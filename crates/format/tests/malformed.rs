@@ -28,50 +28,22 @@ macro_rules! assert_refused {
 fn the_unbroken_file_is_accepted() {
     let header = parse(&raw::valid()).unwrap();
     assert_eq!(header.version(), 3);
-    assert_eq!(
-        header.metadata().str("general.architecture").unwrap(),
-        Some("llama")
-    );
-    assert_eq!(
-        header
-            .metadata()
-            .strings("tokenizer.ggml.tokens")
-            .unwrap()
-            .unwrap()
-            .len(),
-        3
-    );
+    assert_eq!(header.metadata().str("general.architecture").unwrap(), Some("llama"));
+    assert_eq!(header.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().len(), 3);
     assert_eq!(header.tensors().len(), 2);
     assert_eq!(header.tensor("b").unwrap().n_bytes, Some(36));
 }
 
 #[test]
 fn version_2_is_accepted() {
-    assert_eq!(
-        parse(
-            &Raw {
-                version: 2,
-                ..Raw::valid()
-            }
-            .bytes()
-        )
-        .unwrap()
-        .version(),
-        2
-    );
+    assert_eq!(parse(&Raw { version: 2, ..Raw::valid() }.bytes()).unwrap().version(), 2);
 }
 
 // What is not GGUF at all.
 
 #[test]
 fn empty_file() {
-    assert_refused!(
-        [],
-        FormatError::TooShort {
-            actual: 0,
-            needed: 24
-        }
-    );
+    assert_refused!([], FormatError::TooShort { actual: 0, needed: 24 });
 }
 
 #[test]
@@ -85,36 +57,20 @@ fn foreign_files_are_named() {
     let mut safetensors = 4096u64.to_le_bytes().to_vec();
     safetensors.extend(b"{\"__metadata__\":{}}");
     let cases: &[(&[u8], LooksLike, &str)] = &[
-        (
-            b"\r\n <!DOCTYPE html><html>",
-            LooksLike::HtmlPage,
-            "HTML page",
-        ),
-        (
-            b"\xef\xbb\xbf<html lang=en>",
-            LooksLike::HtmlPage,
-            "HTML page",
-        ),
+        (b"\r\n <!DOCTYPE html><html>", LooksLike::HtmlPage, "HTML page"),
+        (b"\xef\xbb\xbf<html lang=en>", LooksLike::HtmlPage, "HTML page"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
             LooksLike::GitLfsPointer,
             "git lfs pull",
         ),
-        (
-            b"{\"error\":\"Repository not found\"}",
-            LooksLike::Json,
-            "JSON",
-        ),
+        (b"{\"error\":\"Repository not found\"}", LooksLike::Json, "JSON"),
         (&safetensors, LooksLike::Safetensors, "safetensors"),
         (b"PK\x03\x04\0\0", LooksLike::Zip, "zip"),
         (b"\x80\x02}q\0", LooksLike::Pickle, "pickle"),
         (b"\x1f\x8b\x08\0", LooksLike::Gzip, "gzip"),
         (b"tjgg\x03\0\0\0", LooksLike::LegacyGgml, "before GGUF"),
-        (
-            b"\x7fELF\x02",
-            LooksLike::Unknown(*b"\x7fELF"),
-            "[7f, 45, 4c, 46]",
-        ),
+        (b"\x7fELF\x02", LooksLike::Unknown(*b"\x7fELF"), "[7f, 45, 4c, 46]"),
         (b"ab", LooksLike::Unknown(*b"ab\0\0"), "instead of `GGUF`"),
     ];
     for (bytes, expected, text) in cases {
@@ -125,11 +81,7 @@ fn foreign_files_are_named() {
 
 #[test]
 fn big_endian() {
-    let bytes = Raw {
-        version: 3u32.swap_bytes(),
-        ..Raw::valid()
-    }
-    .bytes();
+    let bytes = Raw { version: 3u32.swap_bytes(), ..Raw::valid() }.bytes();
     let message = assert_refused!(bytes, FormatError::NotGguf(LooksLike::BigEndianGguf));
     assert!(message.contains("big-endian"), "{message}");
 }
@@ -137,11 +89,7 @@ fn big_endian() {
 #[test]
 fn version_1_and_version_4() {
     for version in [0, 1, 4] {
-        let bytes = Raw {
-            version,
-            ..Raw::valid()
-        }
-        .bytes();
+        let bytes = Raw { version, ..Raw::valid() }.bytes();
         assert_refused!(bytes, FormatError::UnsupportedVersion { version: v } if *v == version);
     }
 }
@@ -150,57 +98,28 @@ fn version_1_and_version_4() {
 
 #[test]
 fn too_many_tensors() {
-    let bytes = Raw {
-        n_tensors: Some(u64::MAX),
-        ..Raw::valid()
-    }
-    .bytes();
-    assert_refused!(
-        bytes,
-        FormatError::TooLarge {
-            limit: Limit::Tensors,
-            value: u64::MAX,
-            ..
-        }
-    );
+    let bytes = Raw { n_tensors: Some(u64::MAX), ..Raw::valid() }.bytes();
+    assert_refused!(bytes, FormatError::TooLarge { limit: Limit::Tensors, value: u64::MAX, .. });
 }
 
 #[test]
 fn too_many_metadata_entries() {
     let n = limits::MAX_METADATA_ENTRIES + 1;
-    let bytes = Raw {
-        n_entries: Some(n),
-        ..Raw::valid()
-    }
-    .bytes();
+    let bytes = Raw { n_entries: Some(n), ..Raw::valid() }.bytes();
     assert_refused!(bytes, FormatError::TooLarge { limit: Limit::MetadataEntries, value, .. } if *value == n);
 }
 
 #[test]
 fn more_entries_than_the_file_can_hold() {
-    let bytes = Raw {
-        n_entries: Some(limits::MAX_METADATA_ENTRIES),
-        ..Raw::valid()
-    }
-    .bytes();
+    let bytes = Raw { n_entries: Some(limits::MAX_METADATA_ENTRIES), ..Raw::valid() }.bytes();
     let expected = 24 + 13 * limits::MAX_METADATA_ENTRIES;
     assert_refused!(bytes, FormatError::Truncated { expected: e, missing: CutOff::Header(_), .. } if *e == expected);
 }
 
 #[test]
 fn more_tensors_than_the_file_can_hold() {
-    let bytes = Raw {
-        n_tensors: Some(limits::MAX_TENSORS),
-        ..Raw::valid()
-    }
-    .bytes();
-    let message = assert_refused!(
-        bytes,
-        FormatError::Truncated {
-            missing: CutOff::Header(_),
-            ..
-        }
-    );
+    let bytes = Raw { n_tensors: Some(limits::MAX_TENSORS), ..Raw::valid() }.bytes();
+    let message = assert_refused!(bytes, FormatError::Truncated { missing: CutOff::Header(_), .. });
     assert!(message.contains("at least"), "{message}");
 }
 
@@ -210,11 +129,7 @@ fn key_too_long() {
     entry.extend([b'k'; 100]);
     assert_refused!(
         Raw::with_entry(entry).bytes(),
-        FormatError::TooLarge {
-            limit: Limit::KeyBytes,
-            value: 65_536,
-            ..
-        }
+        FormatError::TooLarge { limit: Limit::KeyBytes, value: 65_536, .. }
     );
 }
 
@@ -237,14 +152,7 @@ fn string_longer_than_the_file() {
 #[test]
 fn array_too_long() {
     let bytes = Raw::with_value("k", array_of(0, u64::MAX, &[])).bytes();
-    assert_refused!(
-        bytes,
-        FormatError::TooLarge {
-            limit: Limit::ArrayLen,
-            value: u64::MAX,
-            ..
-        }
-    );
+    assert_refused!(bytes, FormatError::TooLarge { limit: Limit::ArrayLen, value: u64::MAX, .. });
 }
 
 #[test]
@@ -253,13 +161,7 @@ fn array_longer_than_the_file() {
         let bytes = Raw::with_value("k", array_of(element, limits::MAX_ARRAY_LEN, &[])).bytes();
         let error = refused(&bytes);
         assert!(
-            matches!(
-                error,
-                FormatError::Truncated {
-                    missing: CutOff::Header(_),
-                    ..
-                }
-            ),
+            matches!(error, FormatError::Truncated { missing: CutOff::Header(_), .. }),
             "{element}: {error:?}"
         );
     }
@@ -290,11 +192,7 @@ fn tensor_name_too_long() {
     file.tensors[0].name = "n".repeat(257).into_bytes();
     assert_refused!(
         file.bytes(),
-        FormatError::TooLarge {
-            limit: Limit::TensorNameBytes,
-            value: 257,
-            ..
-        }
+        FormatError::TooLarge { limit: Limit::TensorNameBytes, value: 257, .. }
     );
 }
 
@@ -319,10 +217,7 @@ fn key_not_utf8() {
     let mut entry = string(b"a\xffb");
     entry.extend([0, 0, 0, 0, 1]);
     // The fixed part, the length and `a` precede the bad byte.
-    let file = Raw {
-        entries: vec![entry],
-        ..Raw::valid()
-    };
+    let file = Raw { entries: vec![entry], ..Raw::valid() };
     assert_refused!(file.bytes(), FormatError::BadUtf8 { offset: 33, .. });
 }
 
@@ -342,10 +237,7 @@ fn tensor_name_not_utf8() {
 #[test]
 fn bad_bool() {
     let value = [7u32.to_le_bytes().as_slice(), &[2]].concat();
-    assert_refused!(
-        Raw::with_value("k", value).bytes(),
-        FormatError::BadBool { value: 2, .. }
-    );
+    assert_refused!(Raw::with_value("k", value).bytes(), FormatError::BadBool { value: 2, .. });
     let bytes = Raw::with_value("k", array_of(7, 3, &[0, 1, 255])).bytes();
     assert_refused!(bytes, FormatError::BadBool { value: 255, .. });
 }
@@ -353,10 +245,7 @@ fn bad_bool() {
 #[test]
 fn bad_value_type() {
     let value = [13u32.to_le_bytes().as_slice(), &[0; 8]].concat();
-    assert_refused!(
-        Raw::with_value("k", value).bytes(),
-        FormatError::BadValueType { id: 13, .. }
-    );
+    assert_refused!(Raw::with_value("k", value).bytes(), FormatError::BadValueType { id: 13, .. });
     let bytes = Raw::with_value("k", array_of(99, 1, &[0; 8])).bytes();
     assert_refused!(bytes, FormatError::BadValueType { id: 99, .. });
 }
@@ -369,10 +258,7 @@ fn alignment_not_a_power_of_two() {
             Raw::with_value("general.alignment", value).bytes(),
             FormatError::BadMetadata { found, .. } if *found == alignment.to_string()
         );
-        assert!(
-            message.contains("a power of two of at least 8"),
-            "{message}"
-        );
+        assert!(message.contains("a power of two of at least 8"), "{message}");
     }
 }
 
@@ -386,14 +272,8 @@ fn alignment_not_an_integer() {
 #[test]
 fn a_shard_is_refused_by_name_and_not_called_damaged() {
     let mut file = Raw::valid();
-    file.push_entry(
-        "split.no",
-        [2u32.to_le_bytes().as_slice(), &[2, 0]].concat(),
-    );
-    file.push_entry(
-        "split.count",
-        [2u32.to_le_bytes().as_slice(), &[4, 0]].concat(),
-    );
+    file.push_entry("split.no", [2u32.to_le_bytes().as_slice(), &[2, 0]].concat());
+    file.push_entry("split.count", [2u32.to_le_bytes().as_slice(), &[4, 0]].concat());
     // Even where this shard itself has no tensors or is cut off.
     file.data_len = Some(0);
     let message = assert_refused!(file.bytes(), FormatError::Split { shard: 3, count: 4 });
@@ -403,10 +283,7 @@ fn a_shard_is_refused_by_name_and_not_called_damaged() {
 #[test]
 fn a_model_of_one_shard_is_not_split() {
     let mut file = Raw::valid();
-    file.push_entry(
-        "split.count",
-        [2u32.to_le_bytes().as_slice(), &[1, 0]].concat(),
-    );
+    file.push_entry("split.count", [2u32.to_le_bytes().as_slice(), &[1, 0]].concat());
     parse(&file.bytes()).unwrap();
 }
 
@@ -416,10 +293,7 @@ fn a_model_of_one_shard_is_not_split() {
 fn misaligned_offset() {
     let mut file = Raw::valid();
     file.tensors[1].offset += 4;
-    let fault = LayoutFault::Misaligned {
-        offset: 36,
-        alignment: 32,
-    };
+    let fault = LayoutFault::Misaligned { offset: 36, alignment: 32 };
     assert_refused!(file.bytes(), FormatError::BadLayout { tensor, fault: f } if tensor == "b" && *f == fault);
 }
 
@@ -428,10 +302,7 @@ fn overlapping_tensors() {
     let mut file = Raw::valid();
     file.tensors[1].offset = 0;
     // `a` is the shorter of the two and is taken as the first.
-    let fault = LayoutFault::Overlaps {
-        other: "a".into(),
-        bytes: 32,
-    };
+    let fault = LayoutFault::Overlaps { other: "a".into(), bytes: 32 };
     assert_refused!(file.bytes(), FormatError::BadLayout { tensor, fault: f } if tensor == "b" && *f == fault);
 }
 
@@ -477,10 +348,7 @@ fn tensor_beyond_the_file() {
         file.bytes(),
         FormatError::Truncated { expected, missing: CutOff::Tensor(name), .. } if *expected > 4 << 40 && name == "b"
     );
-    assert!(
-        message.contains("cut off") && message.contains("4,398,046,511"),
-        "{message}"
-    );
+    assert!(message.contains("cut off") && message.contains("4,398,046,511"), "{message}");
 }
 
 // What must not be refused.
@@ -491,10 +359,7 @@ fn an_unknown_type_does_not_fail_the_table() {
     file.tensors[0].ty = 4711;
     let header = parse(&file.bytes()).unwrap();
     assert_eq!(header.tensor("a").unwrap().n_bytes, None);
-    assert_eq!(
-        header.tensor("a").unwrap().ty.to_string(),
-        "unknown type 4711"
-    );
+    assert_eq!(header.tensor("a").unwrap().ty.to_string(), "unknown type 4711");
     assert_eq!(header.tensor("b").unwrap().n_bytes, Some(36));
 }
 
@@ -534,10 +399,5 @@ fn a_file_of_metadata_alone_is_accepted() {
     let mut file = Raw::valid();
     file.tensors.clear();
     file.data_len = Some(0);
-    assert!(
-        parse(&file.bytes_without_padding())
-            .unwrap()
-            .tensors()
-            .is_empty()
-    );
+    assert!(parse(&file.bytes_without_padding()).unwrap().tensors().is_empty());
 }

@@ -14,24 +14,15 @@ fn assert_sound(bytes: &[u8], file_len: u64) {
     let mut extents: Vec<(u64, u64)> = Vec::new();
     for tensor in header.tensors() {
         assert_eq!(header.tensor(&tensor.name), Some(tensor));
-        let end = tensor
-            .offset
-            .checked_add(tensor.n_bytes.unwrap_or(0))
-            .expect("an end that overflows");
-        assert!(
-            end <= file_len,
-            "`{}` ends at {end} of {file_len}",
-            tensor.name
-        );
+        let end =
+            tensor.offset.checked_add(tensor.n_bytes.unwrap_or(0)).expect("an end that overflows");
+        assert!(end <= file_len, "`{}` ends at {end} of {file_len}", tensor.name);
         if end > tensor.offset {
             extents.push((tensor.offset, end));
         }
     }
     extents.sort_unstable();
-    assert!(
-        extents.windows(2).all(|pair| pair[0].1 <= pair[1].0),
-        "tensors overlap: {extents:?}"
-    );
+    assert!(extents.windows(2).all(|pair| pair[0].1 <= pair[1].0), "tensors overlap: {extents:?}");
 }
 
 proptest! {

@@ -43,12 +43,7 @@ fn values(n: usize) -> Vec<f32> {
 fn measure(isa: Isa, layout: KvLayout, group: usize) -> f64 {
     let d = layout.head_dim;
     let src = values(KEYS * d);
-    let rows = Append {
-        first_pos: 0,
-        rows: KEYS,
-        src: &src,
-        stride: d,
-    };
+    let rows = Append { first_pos: 0, rows: KEYS, src: &src, stride: d };
     let mut k = vec![0u8; layout.blocks(KEYS) * layout.k_block_bytes()];
     let mut v = vec![0u8; layout.blocks(KEYS) * layout.v_block_bytes()];
     append_k(isa, layout, &mut k, &rows);

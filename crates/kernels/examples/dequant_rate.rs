@@ -45,16 +45,12 @@ fn main() {
 }
 
 fn row_bytes(block: BlockType, cols: usize) -> usize {
-    block
-        .row_bytes(cols)
-        .unwrap_or_else(|| panic!("{cols} elements are not whole {block} blocks"))
+    block.row_bytes(cols).unwrap_or_else(|| panic!("{cols} elements are not whole {block} blocks"))
 }
 
 /// Bytes without NaN and infinity in any type: every 16-bit scale that they can form is finite.
 fn test_bytes(len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8 & 0x3b)
-        .collect()
+    (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8 & 0x3b).collect()
 }
 
 /// Elements per second of `dequantize`.

@@ -18,10 +18,7 @@ const ROUNDS: usize = 7;
 fn main() {
     for isa in Isa::available() {
         let peak = fma_peak(isa);
-        println!(
-            "{isa}: multiply-add peak {peak:.1} GFLOP/s",
-            isa = isa.name()
-        );
+        println!("{isa}: multiply-add peak {peak:.1} GFLOP/s", isa = isa.name());
         for (k, n) in SHAPES {
             let (multiply, pack) = gemm_rate(isa, k, n);
             println!(
@@ -35,9 +32,7 @@ fn main() {
 
 /// GFLOP/s of the product and 10^9 weights per second of packing Q8_0.
 fn gemm_rate(isa: Isa, k: usize, n: usize) -> (f64, f64) {
-    let bytes: Vec<u8> = (0..n * k / 32 * 34)
-        .map(|i| (i % 34 / 2 % 60) as u8)
-        .collect();
+    let bytes: Vec<u8> = (0..n * k / 32 * 34).map(|i| (i % 34 / 2 % 60) as u8).collect();
     let weights = WeightView::new(BlockType::Q8_0, n, k, &bytes).expect("a shape of whole blocks");
     let width = panel_width(isa);
     let mut panels = vec![0.0; n.div_ceil(width) * width * k];
@@ -50,22 +45,11 @@ fn gemm_rate(isa: Isa, k: usize, n: usize) -> (f64, f64) {
         }
     });
     let epilogue = Epilogue::Store;
-    let gemm = PanelGemm {
-        a: &a,
-        lda: k,
-        rows: ROWS,
-        k,
-        panels: &panels,
-        n0: 0,
-        cols: n,
-        epilogue,
-    };
+    let gemm =
+        PanelGemm { a: &a, lda: k, rows: ROWS, k, panels: &panels, n0: 0, cols: n, epilogue };
     let multiply_s = best_seconds(|| gemm_panels(isa, gemm, &mut c, n));
     assert!(c.iter().all(|x| x.is_finite()));
-    (
-        2.0 * (ROWS * n * k) as f64 / multiply_s / 1e9,
-        (n * k) as f64 / pack_s / 1e9,
-    )
+    (2.0 * (ROWS * n * k) as f64 / multiply_s / 1e9, (n * k) as f64 / pack_s / 1e9)
 }
 
 fn best_seconds(mut work: impl FnMut()) -> f64 {

@@ -87,14 +87,7 @@ pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
 /// Floats of scratch that [`attend`] needs: the expanded K and V block and one tile of stacked rows, whatever the
 /// number of keys. A bound for every smaller `rows` too.
 pub fn attend_scratch_len(isa: Isa, layout: KvLayout, rows: usize, group: usize) -> usize {
-    dispatch(
-        isa,
-        ScratchLen {
-            layout,
-            rows,
-            group,
-        },
-    )
+    dispatch(isa, ScratchLen { layout, rows, group })
 }
 
 /// Part of the keys and values of one KV head in decode: retained rows or the decode tail.
@@ -137,16 +130,7 @@ pub fn attend_one(
         );
     }
     let scratch = &mut scratch[..attend_one_scratch_len(layout, q.len() / layout.head_dim)];
-    dispatch(
-        isa,
-        Decode {
-            layout,
-            scale,
-            q,
-            segments,
-            scratch,
-        },
-    );
+    dispatch(isa, Decode { layout, scale, q, segments, scratch });
 }
 
 /// Floats of scratch that [`attend_one`] needs for `group` heads.

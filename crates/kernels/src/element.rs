@@ -33,12 +33,7 @@ impl Element {
 /// # Panics
 /// If `dst` has another length.
 pub fn store(isa: Isa, element: Element, src: &[f32], dst: &mut [u8]) {
-    assert_eq!(
-        dst.len(),
-        src.len() * element.bytes(),
-        "bytes for {} {element:?}",
-        src.len()
-    );
+    assert_eq!(dst.len(), src.len() * element.bytes(), "bytes for {} {element:?}", src.len());
     dispatch(isa, Store { element, src, dst });
 }
 
@@ -47,12 +42,7 @@ pub fn store(isa: Isa, element: Element, src: &[f32], dst: &mut [u8]) {
 /// # Panics
 /// If `src` has another length.
 pub fn load(isa: Isa, element: Element, src: &[u8], dst: &mut [f32]) {
-    assert_eq!(
-        src.len(),
-        dst.len() * element.bytes(),
-        "bytes for {} {element:?}",
-        dst.len()
-    );
+    assert_eq!(src.len(), dst.len() * element.bytes(), "bytes for {} {element:?}", dst.len());
     dispatch(isa, Load { element, src, dst });
 }
 
@@ -170,11 +160,7 @@ pub(crate) fn bf16_to_f32(half: u16) -> f32 {
 pub(crate) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let high = bits >> 16;
-    let half = if x.is_nan() {
-        high | 0x40
-    } else {
-        (bits + 0x7fff + (high & 1)) >> 16
-    };
+    let half = if x.is_nan() { high | 0x40 } else { (bits + 0x7fff + (high & 1)) >> 16 };
     half as u16
 }
 

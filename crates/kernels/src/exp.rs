@@ -24,13 +24,8 @@ pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
     // Adding 1.5 * 2^23 leaves no bits below the unit: the sum is rounded to an integer, and its
     // low bits are that integer.
     const ROUND: f32 = 12_582_912.0;
-    const COEFFICIENTS: [f32; 5] = [
-        1.398_199_9e-3,
-        8.333_452e-3,
-        4.166_579_6e-2,
-        1.666_666_5e-1,
-        0.5,
-    ];
+    const COEFFICIENTS: [f32; 5] =
+        [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
     let shifted = lanes.fma(x, lanes.splat(std::f32::consts::LOG2_E), lanes.splat(ROUND));
     let n = lanes.sub(shifted, lanes.splat(ROUND));
@@ -50,11 +45,7 @@ pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
     // Where x is large or NaN the exponent arithmetic is meaningless; x + inf is the answer.
     let large = lanes.add(x, lanes.splat(f32::INFINITY));
     let result = lanes.select(lanes.le(x, lanes.splat(EXP_FINITE_UP_TO)), scaled, large);
-    lanes.select(
-        lanes.lt(x, lanes.splat(EXP_ZERO_BELOW)),
-        lanes.splat(0.0),
-        result,
-    )
+    lanes.select(lanes.lt(x, lanes.splat(EXP_ZERO_BELOW)), lanes.splat(0.0), result)
 }
 
 /// `x * sigmoid(x) = x / (1 + e^-x)` in every lane, within 4.5 units in the last place; zero below

@@ -31,12 +31,7 @@ pub fn panel_width(isa: Isa) -> usize {
 /// # Panics
 /// If `panel` has another length than `K * NR`.
 pub fn pack_panel(isa: Isa, w: &WeightView<'_>, n0: usize, panel: &mut [f32]) {
-    assert_eq!(
-        panel.len(),
-        w.cols() * panel_width(isa),
-        "a panel of {} columns",
-        w.cols()
-    );
+    assert_eq!(panel.len(), w.cols() * panel_width(isa), "a panel of {} columns", w.cols());
     dispatch(isa, Pack { w, n0, panel });
 }
 
@@ -83,35 +78,17 @@ pub struct PanelGemm<'a> {
 /// # Panics
 /// If a slice is shorter than its shape, or the columns do not fit in a row of C.
 pub fn gemm_panels(isa: Isa, gemm: PanelGemm<'_>, c: &mut [f32], ldc: usize) {
-    let PanelGemm {
-        rows,
-        k,
-        panels,
-        n0,
-        cols,
-        ..
-    } = gemm;
+    let PanelGemm { rows, k, panels, n0, cols, .. } = gemm;
     if rows == 0 || cols == 0 {
         return;
     }
     let width = panel_width(isa);
     let end = n0 + cols;
     assert!(end <= ldc, "columns {n0}..{end} in rows of {ldc}");
-    assert!(
-        c.len() >= (rows - 1) * ldc + end,
-        "C [{rows}, {ldc}] has {} elements",
-        c.len()
-    );
-    assert!(
-        panels.len() >= cols.div_ceil(width) * k * width,
-        "panels for {cols} columns"
-    );
+    assert!(c.len() >= (rows - 1) * ldc + end, "C [{rows}, {ldc}] has {} elements", c.len());
+    assert!(panels.len() >= cols.div_ceil(width) * k * width, "panels for {cols} columns");
     if let Epilogue::Bias(bias) = gemm.epilogue {
-        assert!(
-            bias.len() >= end,
-            "a bias of {} for {end} columns",
-            bias.len()
-        );
+        assert!(bias.len() >= end, "a bias of {} for {end} columns", bias.len());
     }
     dispatch(isa, Multiply { gemm, c, ldc });
 }
@@ -136,11 +113,7 @@ impl Kernel for Pack<'_> {
             let rows_of_panel = &mut panel[k0 * width..(k0 + len) * width];
             for vector in 0..ROW_VECTORS {
                 let n = n0 + vector * L::N;
-                for (i, row) in decoded
-                    .chunks_exact_mut(MAX_BLOCK_LEN)
-                    .take(L::N)
-                    .enumerate()
-                {
+                for (i, row) in decoded.chunks_exact_mut(MAX_BLOCK_LEN).take(L::N).enumerate() {
                     let row = &mut row[..len];
                     if n + i < w.rows() {
                         quant::decode(lanes, w.block(), w.row_part(n + i, k0..k0 + len), row);
@@ -194,16 +167,7 @@ impl Kernel for Multiply<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Multiply { gemm, c, ldc } = self;
-        let PanelGemm {
-            a,
-            lda,
-            rows,
-            k,
-            panels,
-            n0,
-            cols,
-            epilogue,
-        } = gemm;
+        let PanelGemm { a, lda, rows, k, panels, n0, cols, epilogue } = gemm;
         let width = tile::width::<L>();
         let (block_rows, group_cols) = (ROW_TILES * L::ROW_TILE, PANELS * width);
         let mut partial = [0.0; MAX_PARTIAL];
@@ -226,13 +190,7 @@ impl Kernel for Multiply<'_> {
                             cols: width.min(cols - j),
                             epilogue: epilogue.starting_at(n0 + j),
                         };
-                        let product = Product {
-                            a,
-                            lda,
-                            b,
-                            ldb: width,
-                            k: k1 - k0,
-                        };
+                        let product = Product { a, lda, b, ldb: width, k: k1 - k0 };
                         tile::multiply(lanes, product, rows, &mut output);
                     }
                 }
@@ -306,16 +264,14 @@ impl<L: Lanes> Rows<L> for Output<'_> {
         let c = &mut self.c[row * self.ldc..][..self.cols];
         if c.len() == width {
             for (v, acc) in acc.into_iter().enumerate() {
-                self.epilogue
-                    .apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
+                self.epilogue.apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
             }
             return;
         }
         let mut whole = [0.0; ROW_VECTORS * MAX_LANES];
         whole[..c.len()].copy_from_slice(c);
         for (v, acc) in acc.into_iter().enumerate() {
-            self.epilogue
-                .apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
+            self.epilogue.apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
         }
         c.copy_from_slice(&whole[..c.len()]);
     }

@@ -53,9 +53,7 @@ impl FromStr for Tier {
         Tier::ALL
             .into_iter()
             .find(|tier| tier.name() == name)
-            .ok_or_else(|| UnknownTier {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownTier { name: name.to_owned() })
     }
 }
 
@@ -68,13 +66,7 @@ pub struct Isa {
 impl Isa {
     /// The fastest tier of this CPU.
     pub fn detect() -> Isa {
-        Tier::ALL
-            .into_iter()
-            .rev()
-            .find_map(Isa::with_tier)
-            .unwrap_or(Isa {
-                tier: Tier::Portable,
-            })
+        Tier::ALL.into_iter().rev().find_map(Isa::with_tier).unwrap_or(Isa { tier: Tier::Portable })
     }
 
     /// The token of `tier`, or `None` if this CPU lacks an instruction that `tier` uses.

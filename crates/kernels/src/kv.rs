@@ -55,9 +55,7 @@ impl KvLayout {
 
     /// Bytes of the K blocks of `n_keys` keys of one head; `None` if they exceed `usize`.
     pub fn k_bytes(&self, n_keys: usize) -> Option<usize> {
-        self.blocks(n_keys)
-            .checked_mul(KEY_BLOCK)?
-            .checked_mul(self.row_bytes())
+        self.blocks(n_keys).checked_mul(KEY_BLOCK)?.checked_mul(self.row_bytes())
     }
 
     /// Bytes of the V blocks of `n_keys` keys of one head; `None` if they exceed `usize`.
@@ -76,26 +74,14 @@ impl KvLayout {
 
     /// Where one key lies inside its K block: a dim pair (16 bit) or a dim (F32) is 4 bytes in both block forms.
     fn key_units(&self, key: usize) -> Units {
-        Units {
-            first: 4 * key,
-            stride: 4 * KEY_BLOCK,
-            bytes: 4,
-        }
+        Units { first: 4 * key, stride: 4 * KEY_BLOCK, bytes: 4 }
     }
 
     /// Where one value lies inside its V block.
     fn value_units(&self, key: usize) -> Units {
         match self.element.bytes() {
-            2 => Units {
-                first: key / 2 * (4 * self.head_dim) + key % 2 * 2,
-                stride: 4,
-                bytes: 2,
-            },
-            _ => Units {
-                first: key * self.row_bytes(),
-                stride: 4,
-                bytes: 4,
-            },
+            2 => Units { first: key / 2 * (4 * self.head_dim) + key % 2 * 2, stride: 4, bytes: 2 },
+            _ => Units { first: key * self.row_bytes(), stride: 4, bytes: 4 },
         }
     }
 }
@@ -134,12 +120,7 @@ fn scatter_units<const U: usize>(block: &mut [u8], stride: usize, part: &[u8]) {
 }
 
 fn gather_units<const U: usize>(block: &[u8], stride: usize, row: &mut [u8]) {
-    for (unit, from) in row
-        .as_chunks_mut::<U>()
-        .0
-        .iter_mut()
-        .zip(block.chunks(stride))
-    {
+    for (unit, from) in row.as_chunks_mut::<U>().0.iter_mut().zip(block.chunks(stride)) {
         unit.copy_from_slice(&from[..U]);
     }
 }
@@ -183,15 +164,8 @@ fn append(
     let d = layout.head_dim;
     let block_bytes = KEY_BLOCK * layout.row_bytes();
     let last = rows.first_pos + rows.rows;
-    assert!(
-        layout.blocks(last) * block_bytes <= blocks.len(),
-        "blocks too short for {last} keys"
-    );
-    assert!(
-        rows.stride >= d,
-        "source stride {} below head_dim {d}",
-        rows.stride
-    );
+    assert!(layout.blocks(last) * block_bytes <= blocks.len(), "blocks too short for {last} keys");
+    assert!(rows.stride >= d, "source stride {} below head_dim {d}", rows.stride);
     assert!(
         rows.rows == 0 || (rows.rows - 1) * rows.stride + d <= rows.src.len(),
         "source rows too short"
@@ -234,11 +208,7 @@ fn gather(
 ) {
     layout.assert_valid();
     let (row_bytes, block_bytes) = (layout.row_bytes(), KEY_BLOCK * layout.row_bytes());
-    assert_eq!(
-        out.len(),
-        positions.len() * row_bytes,
-        "gather output length"
-    );
+    assert_eq!(out.len(), positions.len() * row_bytes, "gather output length");
     for (&pos, row) in positions.iter().zip(out.chunks_exact_mut(row_bytes)) {
         let pos = pos as usize;
         let block = &blocks[pos / KEY_BLOCK * block_bytes..][..block_bytes];

@@ -47,20 +47,8 @@ pub fn matvec(isa: Isa, weights: &WeightView, rows: Range<usize>, x: &[f32], y: 
         weights.rows()
     );
     assert_eq!(x.len(), weights.cols(), "x has one element per column");
-    assert_eq!(
-        y.len(),
-        rows.len(),
-        "y has one element per row of the range"
-    );
-    dispatch(
-        isa,
-        MatVec {
-            weights,
-            rows,
-            x,
-            y,
-        },
-    );
+    assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
+    dispatch(isa, MatVec { weights, rows, x, y });
 }
 
 struct MatVec<'a> {

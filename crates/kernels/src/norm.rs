@@ -13,15 +13,7 @@ use crate::lanes::{Kernel, Lanes, dispatch};
 pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert_eq!(x.len(), weight.len(), "weights of a row");
     assert_eq!(x.len(), out.len(), "normalised elements of a row");
-    dispatch(
-        isa,
-        RmsNorm {
-            x,
-            weight,
-            eps,
-            out,
-        },
-    );
+    dispatch(isa, RmsNorm { x, weight, eps, out });
 }
 
 struct RmsNorm<'a> {
@@ -39,12 +31,7 @@ impl Kernel for RmsNorm<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let RmsNorm {
-            x,
-            weight,
-            eps,
-            out,
-        } = self;
+        let RmsNorm { x, weight, eps, out } = self;
         let mean = sum_of_squares(lanes, x) / x.len() as f32;
         let scale = 1.0 / (mean + eps).sqrt();
         // Plain Rust: two roundings per element on every tier, and LLVM vectorises it.
@@ -83,10 +70,7 @@ mod tests {
     fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
         let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
         let scale = 1.0 / (squares / x.len() as f64 + f64::from(eps)).sqrt();
-        x.iter()
-            .zip(weight)
-            .map(|(&x, &w)| f64::from(x) * scale * f64::from(w))
-            .collect()
+        x.iter().zip(weight).map(|(&x, &w)| f64::from(x) * scale * f64::from(w)).collect()
     }
 
     #[test]

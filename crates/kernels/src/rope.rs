@@ -24,20 +24,8 @@ pub enum RopeStyle {
 pub fn rotate(isa: Isa, style: RopeStyle, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     assert_eq!(cos.len(), sin.len(), "one sine for each cosine");
     let dims = 2 * cos.len();
-    assert!(
-        x.len() >= dims,
-        "{dims} rotated dimensions of a head of {}",
-        x.len()
-    );
-    dispatch(
-        isa,
-        Rotate {
-            style,
-            x: &mut x[..dims],
-            cos,
-            sin,
-        },
-    );
+    assert!(x.len() >= dims, "{dims} rotated dimensions of a head of {}", x.len());
+    dispatch(isa, Rotate { style, x: &mut x[..dims], cos, sin });
 }
 
 struct Rotate<'a> {
@@ -80,10 +68,7 @@ mod tests {
 
     fn angles(n: usize) -> (Vec<f32>, Vec<f32>) {
         let angle = |i: usize| 0.37f32 * i as f32 + 0.1;
-        (
-            (0..n).map(|i| angle(i).cos()).collect(),
-            (0..n).map(|i| angle(i).sin()).collect(),
-        )
+        ((0..n).map(|i| angle(i).cos()).collect(), (0..n).map(|i| angle(i).sin()).collect())
     }
 
     /// The dimensions of pair `i`.
@@ -98,15 +83,9 @@ mod tests {
     fn turns_each_pair_and_leaves_the_rest() {
         let mut random = Random::new(2);
         for style in [RopeStyle::Interleaved, RopeStyle::Half] {
-            for (head_dim, pairs) in [
-                (0, 0),
-                (2, 0),
-                (2, 1),
-                (16, 7),
-                (64, 32),
-                (80, 20),
-                (130, 64),
-            ] {
+            for (head_dim, pairs) in
+                [(0, 0), (2, 0), (2, 1), (16, 7), (64, 32), (80, 20), (130, 64)]
+            {
                 let (cos, sin) = angles(pairs);
                 let before = &random.uniform(head_dim + 1, 2.0)[1..];
                 let mut on_first_tier: Option<Vec<f32>> = None;
@@ -122,11 +101,7 @@ mod tests {
                         assert_close("first of a pair", after[p], a * cos - b * sin, bound);
                         assert_close("second of a pair", after[q], b * cos + a * sin, bound);
                     }
-                    assert_eq!(
-                        after[2 * pairs..],
-                        before[2 * pairs..],
-                        "unrotated dimensions"
-                    );
+                    assert_eq!(after[2 * pairs..], before[2 * pairs..], "unrotated dimensions");
                     let first = on_first_tier.get_or_insert_with(|| after.clone());
                     assert_eq!(*first, after, "{} and the portable tier", isa.name());
                 }
@@ -158,12 +133,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "rotated dimensions of a head")]
     fn a_head_shorter_than_the_rotation_is_refused() {
-        rotate(
-            Isa::detect(),
-            RopeStyle::Half,
-            &mut [0.0; 6],
-            &[1.0; 4],
-            &[0.0; 4],
-        );
+        rotate(Isa::detect(), RopeStyle::Half, &mut [0.0; 6], &[1.0; 4], &[0.0; 4]);
     }
 }

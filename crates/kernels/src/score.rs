@@ -59,20 +59,8 @@ pub fn score_stats(
     scratch: &mut [f32],
 ) {
     head.assert_valid();
-    assert!(
-        max.len() == head.rows && sum.len() == head.rows,
-        "statistics of {} rows",
-        head.rows
-    );
-    dispatch(
-        isa,
-        Stats {
-            head,
-            max,
-            sum,
-            scratch,
-        },
-    );
+    assert!(max.len() == head.rows && sum.len() == head.rows, "statistics of {} rows", head.rows);
+    dispatch(isa, Stats { head, max, sum, scratch });
 }
 
 /// Pass 2: writes the mean probability of each key of `keys` over the W rows to `out`, `[keys.len()]`.
@@ -95,16 +83,7 @@ pub fn score_block(
     );
     assert!(keys.end <= head.n_keys, "keys {keys:?} of {}", head.n_keys);
     assert_eq!(out.len(), keys.len(), "one score per key");
-    dispatch(
-        isa,
-        Block {
-            head,
-            stats,
-            keys,
-            out,
-            scratch,
-        },
-    );
+    dispatch(isa, Block { head, stats, keys, out, scratch });
 }
 
 impl ScoreHead<'_> {
@@ -116,26 +95,13 @@ impl ScoreHead<'_> {
             self.rows,
             self.n_keys
         );
-        assert_eq!(
-            self.q.len(),
-            self.rows * self.layout.head_dim,
-            "queries of {} rows",
-            self.rows
-        );
+        assert_eq!(self.q.len(), self.rows * self.layout.head_dim, "queries of {} rows", self.rows);
         let bytes = self.layout.blocks(self.n_keys) * self.layout.k_block_bytes();
-        assert!(
-            self.k.len() >= bytes,
-            "K too short for {} keys",
-            self.n_keys
-        );
+        assert!(self.k.len() >= bytes, "K too short for {} keys", self.n_keys);
     }
 
     fn stack(&self) -> Stack {
-        Stack {
-            first_pos: self.n_keys - self.rows,
-            group: 1,
-            rows: self.rows,
-        }
+        Stack { first_pos: self.n_keys - self.rows, group: 1, rows: self.rows }
     }
 }
 
@@ -160,12 +126,7 @@ impl<'a> Window<'a> {
         for (packed, row) in q.chunks_exact_mut(d).zip(head.q.chunks_exact(d)) {
             pack_query(lanes, head.scale, row, packed);
         }
-        Window {
-            head,
-            k_panels,
-            q,
-            logits,
-        }
+        Window { head, k_panels, q, logits }
     }
 
     /// Logits of `keys` (positions inside the block) of the block at position `base`, in whole panels.
@@ -176,14 +137,12 @@ impl<'a> Window<'a> {
             &self.head.k[base / KEY_BLOCK * layout.k_block_bytes()..][..layout.k_block_bytes()];
         expand_k(lanes, layout, block, keys.end, self.k_panels);
         let (stack, head_dim) = (self.head.stack(), layout.head_dim);
-        Logits {
-            stack,
-            q: self.q,
-            head_dim,
-            k_panels: self.k_panels,
-            base,
-        }
-        .write(lanes, 0..stack.rows, keys, self.logits);
+        Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base }.write(
+            lanes,
+            0..stack.rows,
+            keys,
+            self.logits,
+        );
     }
 }
 
@@ -199,22 +158,14 @@ impl Kernel for Stats<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Stats {
-            head,
-            max,
-            sum,
-            scratch,
-        } = self;
+        let Stats { head, max, sum, scratch } = self;
         let (stack, mut window) = (head.stack(), Window::new(lanes, head, scratch));
         max.fill(Running::EMPTY.max);
         sum.fill(Running::EMPTY.sum);
         for base in (0..head.n_keys).step_by(KEY_BLOCK) {
             window.fill(lanes, base, 0..stack.visible(stack.rows - 1, base));
             for row in stack.first_seeing(base)..head.rows {
-                let mut running = Running {
-                    max: max[row],
-                    sum: sum[row],
-                };
+                let mut running = Running { max: max[row], sum: sum[row] };
                 let logits = &mut window.logits[row * KEY_BLOCK..][..KEY_BLOCK];
                 running.fold(lanes, logits, stack.visible(row, base));
                 (max[row], sum[row]) = (running.max, running.sum);
@@ -236,13 +187,7 @@ impl Kernel for Block<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Block {
-            head,
-            stats,
-            keys,
-            out,
-            scratch,
-        } = self;
+        let Block { head, stats, keys, out, scratch } = self;
         let mut window = Window::new(lanes, head, scratch);
         let (mut key, mut out) = (keys.start, out);
         while key < keys.end {

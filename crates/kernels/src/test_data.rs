@@ -35,10 +35,7 @@ pub(crate) fn is_close(got: f32, want: f64, bound: f64) -> bool {
 #[track_caller]
 pub(crate) fn assert_close(name: &str, got: f32, want: f64, bound: f64) {
     let error = (f64::from(got) - want).abs();
-    assert!(
-        is_close(got, want, bound),
-        "{name}: {got} for {want}, off by {error}, bound {bound}"
-    );
+    assert!(is_close(got, want, bound), "{name}: {got} for {want}, off by {error}, bound {bound}");
 }
 
 /// The distance of `got` from `want` in units in the last place of an f32 of `want`'s size.
@@ -52,9 +49,7 @@ pub(crate) fn ulps(got: f32, want: f64) -> f64 {
     if !got.is_finite() || !want.is_finite() {
         return f64::INFINITY;
     }
-    let exponent = (want.abs().max(f64::from(f32::MIN_POSITIVE)))
-        .log2()
-        .floor() as i32;
+    let exponent = (want.abs().max(f64::from(f32::MIN_POSITIVE))).log2().floor() as i32;
     (f64::from(got) - want).abs() / f64::powi(2.0, exponent - 23)
 }
 
@@ -62,13 +57,7 @@ pub(crate) fn ulps(got: f32, want: f64) -> f64 {
 /// tier: one per term where it has fused multiply-add, else two.
 pub(crate) fn chain(isa: Isa, start: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     let fused = isa.tier() != Tier::Portable;
-    terms.fold(start, |sum, (a, b)| {
-        if fused {
-            a.mul_add(b, sum)
-        } else {
-            a * b + sum
-        }
-    })
+    terms.fold(start, |sum, (a, b)| if fused { a.mul_add(b, sum) } else { a * b + sum })
 }
 
 /// The bits of each value, for comparisons that tell 0 from -0 and NaN from NaN.
@@ -124,18 +113,10 @@ mod tests {
         let x = 1.0 + f32::EPSILON;
         for isa in Isa::available() {
             let got = chain(isa, -(1.0 + 2.0 * f32::EPSILON), [(x, x)].into_iter());
-            let kept = if isa.tier() == Tier::Portable {
-                0.0
-            } else {
-                f32::EPSILON.powi(2)
-            };
+            let kept = if isa.tier() == Tier::Portable { 0.0 } else { f32::EPSILON.powi(2) };
             assert_eq!(got, kept, "{}", isa.name());
             let terms = [(1e8, 1.0), (1.0, 1.0), (-1e8, 1.0)];
-            assert_eq!(
-                chain(isa, 0.0, terms.into_iter()),
-                0.0,
-                "the middle term is lost"
-            );
+            assert_eq!(chain(isa, 0.0, terms.into_iter()), 0.0, "the middle term is lost");
         }
     }
 

@@ -65,14 +65,8 @@ pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
         return;
     }
     if k > 0 {
-        assert!(
-            a.len() >= (rows - 1) * lda + k,
-            "A [{rows}, {k}] with stride {lda}"
-        );
-        assert!(
-            b.len() >= (k - 1) * ldb + width::<L>(),
-            "B [{k}, width] with stride {ldb}"
-        );
+        assert!(a.len() >= (rows - 1) * lda + k, "A [{rows}, {k}] with stride {lda}");
+        assert!(b.len() >= (k - 1) * ldb + width::<L>(), "B [{k}, width] with stride {ldb}");
     }
     let mut row = 0;
     while row < rows {

@@ -96,10 +96,7 @@ fn a_cut_output_is_refused() {
 
 #[test]
 fn the_comparison_fails_on_any_other_bit() {
-    assert_eq!(
-        same_values(&[1.0, f32::NAN, -0.0], &[1.0, -f32::NAN, -0.0]),
-        Ok(())
-    );
+    assert_eq!(same_values(&[1.0, f32::NAN, -0.0], &[1.0, -f32::NAN, -0.0]), Ok(()));
     assert!(same_values(&[1.0], &[f32::from_bits(1.0f32.to_bits() + 1)]).is_err());
     assert!(same_values(&[0.0], &[-0.0]).is_err());
     assert!(same_values(&[f32::NAN], &[f32::INFINITY]).is_err());
@@ -117,10 +114,7 @@ fn the_oracle_sees_every_byte_of_a_block() {
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 0x11;
-            assert!(
-                same_values(&oracle(block, &changed), &before).is_err(),
-                "{block}, byte {at}"
-            );
+            assert!(same_values(&oracle(block, &changed), &before).is_err(), "{block}, byte {at}");
         }
     }
 }
@@ -162,21 +156,14 @@ fn oracle(block: BlockType, bytes: &[u8]) -> Vec<f32> {
     }
     let len = bytes.len() / block.block_bytes() * block.block_len();
     let storage = QStorage::from_data(Cow::Owned(bytes.to_vec()), &Device::Cpu, dtype).unwrap();
-    let tensor = QTensor::new(storage, len)
-        .unwrap()
-        .dequantize(&Device::Cpu)
-        .unwrap();
+    let tensor = QTensor::new(storage, len).unwrap().dequantize(&Device::Cpu).unwrap();
     tensor.to_vec1().unwrap()
 }
 
 /// `Ok` if the values have the same bits; NaN equals NaN, whose payload the formats leave open.
 fn same_values(actual: &[f32], expected: &[f32]) -> Result<(), String> {
     if actual.len() != expected.len() {
-        return Err(format!(
-            "{} values, expected {}",
-            actual.len(),
-            expected.len()
-        ));
+        return Err(format!("{} values, expected {}", actual.len(), expected.len()));
     }
     for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
         if a.to_bits() != e.to_bits() && !(a.is_nan() && e.is_nan()) {

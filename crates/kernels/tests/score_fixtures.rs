@@ -79,8 +79,7 @@ fn load(name: &'static str) -> Case {
     let (d, w) = (dim("d"), dim("w"));
     // A case with another's tensors observes the last W of its window rows.
     let mut q = by_head(&tensors["inputs"]["q_window"]);
-    q.iter_mut()
-        .for_each(|rows| drop(rows.drain(..rows.len() - w * d)));
+    q.iter_mut().for_each(|rows| drop(rows.drain(..rows.len() - w * d)));
     Case {
         name,
         d,
@@ -113,11 +112,7 @@ fn mean_excess(case: &str, got: f32, want: f32) -> f32 {
 }
 
 fn over(excess: f32) -> f32 {
-    if excess.is_nan() {
-        f32::INFINITY
-    } else {
-        excess
-    }
+    if excess.is_nan() { f32::INFINITY } else { excess }
 }
 
 struct Scored {
@@ -127,23 +122,10 @@ struct Scored {
 }
 
 fn score(isa: Isa, case: &Case, head: usize, element: Element, block: usize) -> Scored {
-    let layout = KvLayout {
-        head_dim: case.d,
-        element,
-    };
+    let layout = KvLayout { head_dim: case.d, element };
     let mut k = vec![0u8; layout.k_bytes(case.s).unwrap()];
     let src = &case.k[head / case.groups];
-    append_k(
-        isa,
-        layout,
-        &mut k,
-        &Append {
-            first_pos: 0,
-            rows: case.s,
-            src,
-            stride: case.d,
-        },
-    );
+    append_k(isa, layout, &mut k, &Append { first_pos: 0, rows: case.s, src, stride: case.d });
     let input = ScoreHead {
         layout,
         k: &k,
@@ -156,19 +138,9 @@ fn score(isa: Isa, case: &Case, head: usize, element: Element, block: usize) -> 
     let (mut max, mut sum) = (vec![0.0; case.w], vec![0.0; case.w]);
     score_stats(isa, &input, &mut max, &mut sum, &mut scratch);
     let mut mean = vec![0.0; case.s - case.w];
-    let stats = RowStats {
-        max: &max,
-        sum: &sum,
-    };
+    let stats = RowStats { max: &max, sum: &sum };
     for (i, out) in mean.chunks_mut(block).enumerate() {
-        score_block(
-            isa,
-            &input,
-            stats,
-            i * block..i * block + out.len(),
-            out,
-            &mut scratch,
-        );
+        score_block(isa, &input, stats, i * block..i * block + out.len(), out, &mut scratch);
     }
     Scored { max, sum, mean }
 }
@@ -251,15 +223,8 @@ fn the_comparison_rejects_what_is_just_outside() {
 fn a_missing_mask_or_a_prefix_only_softmax_is_seen() {
     let case = load("a_gqa4_s256");
     let dot = |r: usize, i: usize| -> f64 {
-        let (q, k) = (
-            &case.q[0][r * case.d..][..case.d],
-            &case.k[0][i * case.d..][..case.d],
-        );
-        q.iter()
-            .zip(k)
-            .map(|(&a, &b)| a as f64 * b as f64)
-            .sum::<f64>()
-            * case.scale as f64
+        let (q, k) = (&case.q[0][r * case.d..][..case.d], &case.k[0][i * case.d..][..case.d]);
+        q.iter().zip(k).map(|(&a, &b)| a as f64 * b as f64).sum::<f64>() * case.scale as f64
     };
     let lse = |r: usize, keys: usize| (0..keys).map(|i| dot(r, i).exp()).sum::<f64>().ln() as f32;
     let visible = case.s - case.w + 1;

@@ -42,11 +42,7 @@ pub fn max_abs_diff(actual: &[f32], expected: &[f32]) -> f64 {
             f64::INFINITY
         }
     };
-    actual
-        .iter()
-        .zip(expected)
-        .map(distance)
-        .fold(0.0, f64::max)
+    actual.iter().zip(expected).map(distance).fold(0.0, f64::max)
 }
 
 /// ||a - e|| / ||e|| in the Euclidean norm, accumulated in f64. 0 if both are zero, infinite if only
@@ -67,11 +63,7 @@ pub fn rel_l2(actual: &[f32], expected: &[f32]) -> f64 {
         difference += (a - e) * (a - e);
         norm += e * e;
     }
-    if difference == 0.0 {
-        0.0
-    } else {
-        (difference / norm).sqrt()
-    }
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
 }
 
 #[cfg(test)]
@@ -121,11 +113,9 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_infinitely_far() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for (a, e) in [
-                ([bad, 0.0], [0.0, 0.0]),
-                ([0.0, 0.0], [0.0, bad]),
-                ([bad, 1.0], [bad, 1.0]),
-            ] {
+            for (a, e) in
+                [([bad, 0.0], [0.0, 0.0]), ([0.0, 0.0], [0.0, bad]), ([bad, 1.0], [bad, 1.0])]
+            {
                 assert_eq!(max_abs_diff(&a, &e), f64::INFINITY);
                 assert_eq!(rel_l2(&a, &e), f64::INFINITY);
             }

@@ -38,11 +38,7 @@ impl Default for GgufWriter {
 impl GgufWriter {
     /// An empty file of version 3.
     pub fn new() -> GgufWriter {
-        GgufWriter {
-            version: 3,
-            metadata: Vec::new(),
-            tensors: Vec::new(),
-        }
+        GgufWriter { version: 3, metadata: Vec::new(), tensors: Vec::new() }
     }
 
     /// Sets the version, 2 or 3; both have the same layout.
@@ -92,11 +88,7 @@ impl GgufWriter {
     ) -> &mut Self {
         let n_bytes = bytes.len() as u64;
         if ty.block().is_some() {
-            assert_eq!(
-                n_bytes,
-                size_of(name, shape, ty),
-                "`{name}`: bytes given and bytes needed"
-            );
+            assert_eq!(n_bytes, size_of(name, shape, ty), "`{name}`: bytes given and bytes needed");
         }
         self.push(Tensor {
             name: name.to_owned(),
@@ -177,8 +169,7 @@ impl GgufWriter {
     /// The whole file in memory.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.write(&mut bytes)
-            .expect("writing to memory does not fail");
+        self.write(&mut bytes).expect("writing to memory does not fail");
         bytes
     }
 
@@ -214,10 +205,7 @@ impl GgufWriter {
         for tensor in &self.tensors {
             put_string(&mut out, &tensor.name);
             out.extend((tensor.shape.len() as u32).to_le_bytes());
-            tensor
-                .shape
-                .iter()
-                .for_each(|n| out.extend(n.to_le_bytes()));
+            tensor.shape.iter().for_each(|n| out.extend(n.to_le_bytes()));
             out.extend(tensor.ty.id().to_le_bytes());
             out.extend(u64::to_le_bytes(offset));
             offset += tensor.n_bytes.next_multiple_of(ALIGNMENT);
@@ -379,10 +367,7 @@ mod tests {
             ("i32s", Value::Array(Array::I32(vec![-8]))),
             ("f32s", Value::Array(Array::F32(vec![1.5, -2.5]))),
             ("bools", Value::Array(Array::Bool(vec![true, false]))),
-            (
-                "strings",
-                Value::Array(Array::String(vec![String::new(), "b".into()])),
-            ),
+            ("strings", Value::Array(Array::String(vec![String::new(), "b".into()]))),
             (
                 "arrays",
                 Value::Array(Array::Array(vec![
@@ -404,11 +389,8 @@ mod tests {
         }
         let bytes = writer.to_bytes();
         let header = parse_header(&bytes, bytes.len() as u64).unwrap();
-        let read: Vec<_> = header
-            .metadata()
-            .iter()
-            .map(|(key, value)| (key, value.clone()))
-            .collect();
+        let read: Vec<_> =
+            header.metadata().iter().map(|(key, value)| (key, value.clone())).collect();
         assert_eq!(read, every_value());
     }
 
@@ -420,9 +402,7 @@ mod tests {
             let mut writer = GgufWriter::new();
             writer.set_version(version);
             writer.tensor("a", &[3], TensorType::I8, vec![1, 2, 3]);
-            writer.streamed_tensor("b", &[32, 2], TensorType::Q8_0, |out| {
-                out.write_all(&[7; 68])
-            });
+            writer.streamed_tensor("b", &[32, 2], TensorType::Q8_0, |out| out.write_all(&[7; 68]));
             writer.tensor("c", &[5], TensorType::Unknown(99), vec![4; 10]);
             writer.write_to(&path).unwrap();
             let file = GgufFile::open(&path).unwrap();
@@ -430,25 +410,15 @@ mod tests {
             assert_eq!(file.bytes(file.tensor("a").unwrap()), [1, 2, 3]);
             assert_eq!(file.bytes(file.tensor("b").unwrap()), [7; 68]);
             assert_eq!(file.bytes(file.tensor("c").unwrap())[..10], [4; 10]);
-            assert_eq!(
-                fs::read_dir(dir.path()).unwrap().count(),
-                1,
-                "the partial file is gone"
-            );
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the partial file is gone");
         }
     }
 
     #[test]
     fn set_replaces_and_remove_removes() {
         let mut writer = GgufWriter::new();
-        writer
-            .set("a", Value::U8(1))
-            .set("b", Value::U8(2))
-            .set("a", Value::U8(3))
-            .remove("b");
-        writer
-            .tensor("t", &[1], TensorType::I8, vec![0])
-            .remove_tensor("t");
+        writer.set("a", Value::U8(1)).set("b", Value::U8(2)).set("a", Value::U8(3)).remove("b");
+        writer.tensor("t", &[1], TensorType::I8, vec![0]).remove_tensor("t");
         assert_eq!(writer.keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(writer.tensor_names().count(), 0);
     }

@@ -53,11 +53,7 @@ impl Random {
     /// (Irwin-Hall; excess kurtosis -0.15, range +-4.9). Exact until one final multiplication, so it
     /// does not depend on a platform's logarithm, and fast enough for gigabytes of weights.
     pub fn normal(&mut self) -> f32 {
-        let lanes = |word: u64| {
-            (0..4)
-                .map(|i| ((word >> (16 * i)) & 0xffff) as i32)
-                .sum::<i32>()
-        };
+        let lanes = |word: u64| (0..4).map(|i| ((word >> (16 * i)) & 0xffff) as i32).sum::<i32>();
         let sum = lanes(self.next_u64()) + lanes(self.next_u64());
         // A uniform integer below 2^16 has mean (2^16 - 1) / 2 and variance (2^32 - 1) / 12.
         const MEAN: i32 = 4 * 0xffff;
@@ -74,11 +70,8 @@ mod tests {
     fn the_stream_is_splitmix64() {
         // First outputs for seed 1234567 of the reference implementation (Vigna, splitmix64.c).
         let mut random = Random::new(1_234_567);
-        let expected = [
-            6_457_827_717_110_365_317,
-            3_203_168_211_198_807_973,
-            9_817_491_932_198_370_423,
-        ];
+        let expected =
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!(expected, [(); 3].map(|()| random.next_u64()));
     }
 
@@ -97,16 +90,8 @@ mod tests {
         // Five standard errors: 1/sqrt(n) for the mean, sqrt(2/n) for the variance, sqrt(96/n) for
         // the fourth moment, which is 3 - 1.2/8 for eight summands.
         assert!((sum / n).abs() < 5.0 / n.sqrt(), "{}", sum / n);
-        assert!(
-            (square / n - 1.0).abs() < 5.0 * (2.0 / n).sqrt(),
-            "{}",
-            square / n
-        );
-        assert!(
-            (fourth / n - 2.85).abs() < 5.0 * (96.0 / n).sqrt(),
-            "{}",
-            fourth / n
-        );
+        assert!((square / n - 1.0).abs() < 5.0 * (2.0 / n).sqrt(), "{}", square / n);
+        assert!((fourth / n - 2.85).abs() < 5.0 * (96.0 / n).sqrt(), "{}", fourth / n);
     }
 
     #[test]

@@ -186,11 +186,7 @@ impl TinySpec {
             self.n_heads,
             self.n_kv_heads
         );
-        assert!(
-            self.head_dim.is_multiple_of(2),
-            "an odd head dimension {}",
-            self.head_dim
-        );
+        assert!(self.head_dim.is_multiple_of(2), "an odd head dimension {}", self.head_dim);
         let mut writer = GgufWriter::new();
         self.set_metadata(&mut writer);
         self.add_embedding_and_head(&mut writer);
@@ -205,10 +201,7 @@ impl TinySpec {
         let arch = self.arch.name();
         writer.set("general.architecture", Value::String(arch.into()));
         writer.set("general.type", Value::String("model".into()));
-        writer.set(
-            "general.name",
-            Value::String(format!("Seeded {arch} {}", self.seed)),
-        );
+        writer.set("general.name", Value::String(format!("Seeded {arch} {}", self.seed)));
         let mut set = |suffix: &str, value| {
             writer.set(&format!("{arch}.{suffix}"), value);
         };
@@ -220,10 +213,7 @@ impl TinySpec {
         set("attention.head_count", count(self.n_heads));
         set("attention.head_count_kv", count(self.n_kv_heads));
         set("rope.freq_base", Value::F32(self.rope_base));
-        set(
-            "attention.layer_norm_rms_epsilon",
-            Value::F32(self.rms_epsilon),
-        );
+        set("attention.layer_norm_rms_epsilon", Value::F32(self.rms_epsilon));
         if self.head_dim * self.n_heads != self.d_model {
             set("attention.key_length", count(self.head_dim));
             set("attention.value_length", count(self.head_dim));
@@ -245,12 +235,7 @@ impl TinySpec {
 
     fn add_embedding_and_head(&self, writer: &mut GgufWriter) {
         if self.head == Head::Untied {
-            self.add_matrix(
-                writer,
-                "output.weight",
-                self.types.output,
-                [self.d_model, self.vocab],
-            );
+            self.add_matrix(writer, "output.weight", self.types.output, [self.d_model, self.vocab]);
         }
         self.add_matrix(
             writer,
@@ -263,55 +248,22 @@ impl TinySpec {
     fn add_layer(&self, writer: &mut GgufWriter, layer: usize) {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let (d_model, d_ff) = (self.d_model, self.d_ff);
-        let (d_q, d_kv) = (
-            self.n_heads * self.head_dim,
-            self.n_kv_heads * self.head_dim,
-        );
+        let (d_q, d_kv) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let types = &self.types;
         self.add_norm(writer, &name("attn_norm.weight"));
         self.add_matrix(writer, &name("attn_q.weight"), types.attn_q, [d_model, d_q]);
-        self.add_matrix(
-            writer,
-            &name("attn_k.weight"),
-            types.attn_k,
-            [d_model, d_kv],
-        );
-        self.add_matrix(
-            writer,
-            &name("attn_v.weight"),
-            types.attn_v,
-            [d_model, d_kv],
-        );
+        self.add_matrix(writer, &name("attn_k.weight"), types.attn_k, [d_model, d_kv]);
+        self.add_matrix(writer, &name("attn_v.weight"), types.attn_v, [d_model, d_kv]);
         if self.arch == Arch::Qwen2 {
             self.add_bias(writer, &name("attn_q.bias"), d_q);
             self.add_bias(writer, &name("attn_k.bias"), d_kv);
             self.add_bias(writer, &name("attn_v.bias"), d_kv);
         }
-        self.add_matrix(
-            writer,
-            &name("attn_output.weight"),
-            types.attn_output,
-            [d_q, d_model],
-        );
+        self.add_matrix(writer, &name("attn_output.weight"), types.attn_output, [d_q, d_model]);
         self.add_norm(writer, &name("ffn_norm.weight"));
-        self.add_matrix(
-            writer,
-            &name("ffn_gate.weight"),
-            types.ffn_gate,
-            [d_model, d_ff],
-        );
-        self.add_matrix(
-            writer,
-            &name("ffn_up.weight"),
-            types.ffn_up,
-            [d_model, d_ff],
-        );
-        self.add_matrix(
-            writer,
-            &name("ffn_down.weight"),
-            types.ffn_down,
-            [d_ff, d_model],
-        );
+        self.add_matrix(writer, &name("ffn_gate.weight"), types.ffn_gate, [d_model, d_ff]);
+        self.add_matrix(writer, &name("ffn_up.weight"), types.ffn_up, [d_model, d_ff]);
+        self.add_matrix(writer, &name("ffn_down.weight"), types.ffn_down, [d_ff, d_model]);
     }
 
     /// A matrix that maps K inputs to M outputs, ggml shape `[K, M]`.
@@ -329,34 +281,16 @@ impl TinySpec {
     }
 
     fn add_norm(&self, writer: &mut GgufWriter, name: &str) {
-        self.add_vector(
-            writer,
-            name,
-            self.d_model,
-            Spread {
-                mean: 1.0,
-                std: NORM_STD,
-            },
-        );
+        self.add_vector(writer, name, self.d_model, Spread { mean: 1.0, std: NORM_STD });
     }
 
     fn add_bias(&self, writer: &mut GgufWriter, name: &str, n: usize) {
-        self.add_vector(
-            writer,
-            name,
-            n,
-            Spread {
-                mean: 0.0,
-                std: BIAS_STD,
-            },
-        );
+        self.add_vector(writer, name, n, Spread { mean: 0.0, std: BIAS_STD });
     }
 
     fn add_vector(&self, writer: &mut GgufWriter, name: &str, n: usize, spread: Spread) {
         let weights = self.seeded(name, TensorType::F32, [1, n], spread);
-        writer.streamed_tensor(name, &[n as u64], TensorType::F32, move |out| {
-            weights.write(out)
-        });
+        writer.streamed_tensor(name, &[n as u64], TensorType::F32, move |out| weights.write(out));
     }
 
     fn seeded(
@@ -366,14 +300,7 @@ impl TinySpec {
         [rows, cols]: [usize; 2],
         spread: Spread,
     ) -> SeededRows {
-        SeededRows {
-            name: name.to_owned(),
-            seed: self.seed,
-            rows,
-            cols,
-            ty,
-            spread,
-        }
+        SeededRows { name: name.to_owned(), seed: self.seed, rows, cols, ty, spread }
     }
 }
 

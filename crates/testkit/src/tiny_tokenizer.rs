@@ -45,28 +45,20 @@ fn byte_symbol(byte: u8) -> char {
 
 /// The `tokenizer.*` entries of a file with `vocab` tokens.
 pub(crate) fn entries(pre: PreTokenizer, vocab: usize) -> Vec<(&'static str, Value)> {
-    assert!(
-        vocab >= MIN_VOCAB,
-        "a vocabulary of {vocab}: the least is {MIN_VOCAB}"
-    );
+    assert!(vocab >= MIN_VOCAB, "a vocabulary of {vocab}: the least is {MIN_VOCAB}");
     let bytes = (0..=255u8).map(|byte| byte_symbol(byte).to_string());
     let text: Vec<_> = bytes
         .chain(MERGES.iter().map(|merge| merge.replace(' ', "")))
         .map(|t| (t, NORMAL))
         .collect();
-    let control = CONTROL
-        .iter()
-        .map(|token| ((*token).to_owned(), CONTROL_TYPE));
+    let control = CONTROL.iter().map(|token| ((*token).to_owned(), CONTROL_TYPE));
     let ordered: Vec<_> = match pre {
         PreTokenizer::Smollm => control.chain(text).collect(),
         PreTokenizer::Qwen2 => text.into_iter().chain(control).collect(),
     };
     let filler = (0..vocab - MIN_VOCAB).map(|i| (format!("[PAD{i}]"), UNUSED));
     let (tokens, types): (Vec<String>, Vec<i32>) = ordered.into_iter().chain(filler).unzip();
-    let first_control = tokens
-        .iter()
-        .position(|t| t == CONTROL[0])
-        .expect("placed above") as u32;
+    let first_control = tokens.iter().position(|t| t == CONTROL[0]).expect("placed above") as u32;
     let (end_of_text, im_start, im_end) = (first_control, first_control + 1, first_control + 2);
     let (name, bos, padding) = match pre {
         PreTokenizer::Smollm => ("smollm", im_start, im_end),
@@ -83,10 +75,7 @@ pub(crate) fn entries(pre: PreTokenizer, vocab: usize) -> Vec<(&'static str, Val
         ("tokenizer.ggml.eos_token_id", Value::U32(im_end)),
         ("tokenizer.ggml.padding_token_id", Value::U32(padding)),
         ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
-        (
-            "tokenizer.chat_template",
-            Value::String(CHATML_TEMPLATE.into()),
-        ),
+        ("tokenizer.chat_template", Value::String(CHATML_TEMPLATE.into())),
     ]
 }
 
@@ -127,9 +116,8 @@ mod tests {
 
     #[test]
     fn merges_join_tokens_that_exist_before_them() {
-        let mut known: HashSet<String> = (0..=255)
-            .map(|byte| byte_symbol(byte).to_string())
-            .collect();
+        let mut known: HashSet<String> =
+            (0..=255).map(|byte| byte_symbol(byte).to_string()).collect();
         for merge in MERGES {
             let (left, right) = merge.split_once(' ').unwrap();
             assert!(known.contains(left) && known.contains(right), "{merge}");

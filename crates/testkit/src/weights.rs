@@ -42,13 +42,7 @@ impl SeededRows {
                 row.fill_with(|| random.normal() * self.spread.std + self.spread.mean);
                 encode_row(self.ty, &row, &mut encoded);
             } else {
-                random_blocks(
-                    self.ty,
-                    self.cols,
-                    self.spread.std,
-                    &mut random,
-                    &mut encoded,
-                );
+                random_blocks(self.ty, self.cols, self.spread.std, &mut random, &mut encoded);
             }
             out.write_all(&encoded)?;
         }
@@ -79,16 +73,8 @@ pub fn encode_row(ty: TensorType, row: &[f32], out: &mut Vec<u8>) {
         TensorType::F32 => out.extend(row.iter().flat_map(|x| x.to_le_bytes())),
         TensorType::F16 => out.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
         TensorType::BF16 => out.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
-        TensorType::Q8_0 => row
-            .as_chunks()
-            .0
-            .iter()
-            .for_each(|block| encode_q8_0(block, out)),
-        TensorType::Q4_1 => row
-            .as_chunks()
-            .0
-            .iter()
-            .for_each(|block| encode_q4_1(block, out)),
+        TensorType::Q8_0 => row.as_chunks().0.iter().for_each(|block| encode_q8_0(block, out)),
+        TensorType::Q4_1 => row.as_chunks().0.iter().for_each(|block| encode_q4_1(block, out)),
         _ => panic!("no encoder for {ty}"),
     }
 }
@@ -105,11 +91,8 @@ fn encode_q8_0(block: &[f32; 32], out: &mut Vec<u8>) {
 /// A scale `d` and a minimum `m` as f16, then 32 nibbles: x = d q + m. Byte i holds element i in its
 /// low and element i + 16 in its high half.
 fn encode_q4_1(block: &[f32; 32], out: &mut Vec<u8>) {
-    let (low, high) = block
-        .iter()
-        .fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), &x| {
-            (l.min(x), h.max(x))
-        });
+    let (low, high) =
+        block.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
     let (d, m) = (f16::from_f32((high - low) / 15.0), f16::from_f32(low));
     out.extend(d.to_le_bytes());
     out.extend(m.to_le_bytes());
@@ -138,46 +121,14 @@ struct Scales {
 /// The others likewise, each from its own formula.
 fn scales(ty: TensorType) -> Scales {
     match ty {
-        TensorType::Q4_0 => Scales {
-            d_at: 0,
-            min: None,
-            std: 4.64,
-        }, // d (q - 8), q < 16
-        TensorType::Q5_0 => Scales {
-            d_at: 0,
-            min: None,
-            std: 9.25,
-        }, // d (q - 16), q < 32
-        TensorType::Q5_1 => Scales {
-            d_at: 0,
-            min: Some((2, -15.5)),
-            std: 9.23,
-        }, // d q + m, q < 32
-        TensorType::Q2_K => Scales {
-            d_at: 80,
-            min: Some((82, 1.5)),
-            std: 13.9,
-        }, // d s q - dmin s', s < 16, q < 4
-        TensorType::Q3_K => Scales {
-            d_at: 108,
-            min: None,
-            std: 43.3,
-        }, // d (s - 32) (q - 4), s < 64, q < 8
-        TensorType::Q4_K => Scales {
-            d_at: 0,
-            min: Some((2, 7.5)),
-            std: 258.0,
-        },
-        TensorType::Q5_K => Scales {
-            d_at: 0,
-            min: Some((2, 15.5)),
-            std: 527.0,
-        }, // as Q4_K, q < 32
-        TensorType::Q6_K => Scales {
-            d_at: 208,
-            min: None,
-            std: 1366.0,
-        }, // d s (q - 32), s an i8, q < 64
+        TensorType::Q4_0 => Scales { d_at: 0, min: None, std: 4.64 }, // d (q - 8), q < 16
+        TensorType::Q5_0 => Scales { d_at: 0, min: None, std: 9.25 }, // d (q - 16), q < 32
+        TensorType::Q5_1 => Scales { d_at: 0, min: Some((2, -15.5)), std: 9.23 }, // d q + m, q < 32
+        TensorType::Q2_K => Scales { d_at: 80, min: Some((82, 1.5)), std: 13.9 }, // d s q - dmin s', s < 16, q < 4
+        TensorType::Q3_K => Scales { d_at: 108, min: None, std: 43.3 }, // d (s - 32) (q - 4), s < 64, q < 8
+        TensorType::Q4_K => Scales { d_at: 0, min: Some((2, 7.5)), std: 258.0 },
+        TensorType::Q5_K => Scales { d_at: 0, min: Some((2, 15.5)), std: 527.0 }, // as Q4_K, q < 32
+        TensorType::Q6_K => Scales { d_at: 208, min: None, std: 1366.0 }, // d s (q - 32), s an i8, q < 64
         _ => panic!("no random blocks for {ty}"),
     }
 }
@@ -185,12 +136,9 @@ fn scales(ty: TensorType) -> Scales {
 /// Appends `n` weights as blocks of random codes. Block scales vary by a factor of up to 3, as in real
 /// files, around the one that gives `std`.
 fn random_blocks(ty: TensorType, n: usize, std: f32, random: &mut Random, out: &mut Vec<u8>) {
-    let row_bytes = ty
-        .row_bytes(n as u64)
-        .unwrap_or_else(|| panic!("rows of {n} cannot be stored as {ty}"));
-    let block_bytes = ty
-        .block_bytes()
-        .expect("a type with row bytes has block bytes") as usize;
+    let row_bytes =
+        ty.row_bytes(n as u64).unwrap_or_else(|| panic!("rows of {n} cannot be stored as {ty}"));
+    let block_bytes = ty.block_bytes().expect("a type with row bytes has block bytes") as usize;
     let scales = scales(ty);
     for _ in 0..row_bytes as usize / block_bytes {
         let start = out.len();
@@ -255,11 +203,7 @@ mod tests {
             // the stored minimum too large by 2^-11 of itself.
             let bound = 0.5 * d + (15.0 * d + m.abs()) / 2048.0;
             for (i, x) in block.iter().enumerate() {
-                let q = if i < 16 {
-                    encoded[4 + i] & 15
-                } else {
-                    encoded[4 + i - 16] >> 4
-                };
+                let q = if i < 16 { encoded[4 + i] & 15 } else { encoded[4 + i - 16] >> 4 };
                 assert!(
                     (x - (d * f32::from(q) + m)).abs() <= bound,
                     "{x} as {q} steps of {d} from {m}"
@@ -270,13 +214,9 @@ mod tests {
 
     #[test]
     fn zeros_stay_zeros() {
-        for ty in [
-            TensorType::F32,
-            TensorType::F16,
-            TensorType::BF16,
-            TensorType::Q8_0,
-            TensorType::Q4_1,
-        ] {
+        for ty in
+            [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::Q8_0, TensorType::Q4_1]
+        {
             let mut bytes = Vec::new();
             encode_row(ty, &[0.0; 64], &mut bytes);
             assert!(bytes.iter().all(|&b| b == 0), "{ty}");
@@ -303,10 +243,7 @@ mod tests {
                 assert!((0.4..1.6).contains(&(d * scales.std / 0.1)), "{ty}: {d}");
                 if let Some((at, ratio)) = scales.min {
                     // Two roundings to f16, of which small scales are subnormal.
-                    assert!(
-                        (half_at(block, at) / (d * ratio) - 1.0).abs() < 0.01,
-                        "{ty}"
-                    );
+                    assert!((half_at(block, at) / (d * ratio) - 1.0).abs() < 0.01, "{ty}");
                 }
             }
         }

@@ -32,9 +32,8 @@ impl<B: Backend> ActiveKv<B> {
         room: ActiveRoom,
     ) -> Result<Self, Error> {
         let bytes = backend.sizes().active_half(shape, room.element, room.n_tokens);
-        let half = || {
-            Charged::new(accountant, Component::ActiveKv, bytes, || Ok(backend.alloc(bytes)?))
-        };
+        let half =
+            || Charged::new(accountant, Component::ActiveKv, bytes, || Ok(backend.alloc(bytes)?));
         Ok(ActiveKv {
             k: half()?,
             v: half()?,

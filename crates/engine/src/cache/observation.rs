@@ -31,9 +31,8 @@ impl<B: Backend> Observation<B> {
         n_tokens: usize,
     ) -> Result<Self, Error> {
         let bytes = layout::observation(shape, window);
-        let buffer = Charged::new(accountant, Component::Observation, bytes, || {
-            Ok(backend.alloc(bytes)?)
-        })?;
+        let buffer =
+            Charged::new(accountant, Component::Observation, bytes, || Ok(backend.alloc(bytes)?))?;
         Ok(Observation { buffer, window, first: n_tokens.saturating_sub(window) })
     }
 

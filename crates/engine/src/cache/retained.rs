@@ -35,9 +35,8 @@ impl<B: Backend> RetainedKv<B> {
         kept: Charged<Kept>,
     ) -> Result<Self, Error> {
         let bytes = layout::retained_half(shape, element, kept.positions().len());
-        let half = || {
-            Charged::new(accountant, Component::RetainedKv, bytes, || Ok(backend.alloc(bytes)?))
-        };
+        let half =
+            || Charged::new(accountant, Component::RetainedKv, bytes, || Ok(backend.alloc(bytes)?));
         Ok(RetainedKv { k: half()?, v: half()?, element, kept })
     }
 }
@@ -80,9 +79,8 @@ impl<B: Backend> DecodeTail<B> {
         new_tokens: usize,
     ) -> Result<Self, Error> {
         let bytes = layout::tail_half(shape, element, new_tokens);
-        let half = || {
-            Charged::new(accountant, Component::DecodeTail, bytes, || Ok(backend.alloc(bytes)?))
-        };
+        let half =
+            || Charged::new(accountant, Component::DecodeTail, bytes, || Ok(backend.alloc(bytes)?));
         Ok(DecodeTail { k: half()?, v: half()?, element, capacity: new_tokens })
     }
 }

@@ -240,7 +240,10 @@ mod tests {
         let ledger = Accountant::new(Some(10));
         let _held = ledger.charge(Component::Bridge, 8).unwrap();
         let error = ledger.charge(Component::Scratch, 3).unwrap_err();
-        assert!(matches!(error, Error::LimitReached { bytes: 3, total: 11, limit: 10, .. }), "{error}");
+        assert!(
+            matches!(error, Error::LimitReached { bytes: 3, total: 11, limit: 10, .. }),
+            "{error}"
+        );
         assert_eq!(ledger.live().total(), 8);
         let _mapped = ledger.charge(Component::WeightsMapped, 1 << 40).unwrap();
     }

@@ -150,7 +150,11 @@ mod tests {
     use std::fs;
 
     /// A made-up control-group tree: (path, limit, used, stat).
-    fn tree(name: &str, files: &GroupFiles, groups: &[(&str, &str, &str, &str)]) -> std::path::PathBuf {
+    fn tree(
+        name: &str,
+        files: &GroupFiles,
+        groups: &[(&str, &str, &str, &str)],
+    ) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("tidekv-{name}-{}", std::process::id()));
         for (path, limit, used, stat) in groups {
             let group = root.join(path);

@@ -126,8 +126,8 @@ fn before_steps(input: &PlanInput<'_>, selections: &[SelectionLayout]) -> Breakd
     live[Component::Scratch] = sizes.scratch(shape, window);
     live[Component::Observation] = layout::observation(shape, window)
         .saturating_mul(config.schedule.active_layers(shape.n_layers) as u64);
-    live[Component::DecodeTail] = layout::tail_half(shape, config.kv, tail_rows)
-        .saturating_mul(2 * shape.n_layers as u64);
+    live[Component::DecodeTail] =
+        layout::tail_half(shape, config.kv, tail_rows).saturating_mul(2 * shape.n_layers as u64);
     live[Component::Logits] = layout::logits(shape);
     live
 }
@@ -170,23 +170,26 @@ impl Fold {
         let reuses = matches!(input.config.schedule, Schedule::LayerMajor { .. }) && layer > 0;
         if !reuses {
             self.n_active += 1;
-            self.live[Component::ActiveKv] = self.live[Component::ActiveKv]
-                .saturating_add(active_half(input).saturating_mul(2));
+            self.live[Component::ActiveKv] =
+                self.live[Component::ActiveKv].saturating_add(active_half(input).saturating_mul(2));
         }
     }
 
     /// Selection scratch comes and goes, positions and retained rows come, the
     /// active layer goes unless the next one takes its room. Returns the
     /// high-water mark.
-    fn evict(&mut self, input: &PlanInput<'_>, selection: &SelectionLayout, layer: usize) -> Breakdown {
+    fn evict(
+        &mut self,
+        input: &PlanInput<'_>,
+        selection: &SelectionLayout,
+        layer: usize,
+    ) -> Breakdown {
         let PlanInput { shape, config, .. } = *input;
         let mut scoring = self.live;
         let add = |live: &mut Breakdown, component, bytes| {
             live[component] = u64::saturating_add(live[component], bytes);
         };
-        let scratch = selection
-            .bytes()
-            .saturating_add(score_block_bytes(shape, config, selection));
+        let scratch = selection.bytes().saturating_add(score_block_bytes(shape, config, selection));
         add(&mut scoring, Component::Scratch, scratch);
         add(&mut scoring, Component::Positions, selection.positions_bytes());
 
@@ -199,9 +202,8 @@ impl Fold {
         let hands_over = matches!(config.schedule, Schedule::LayerMajor { .. });
         if !hands_over || layer + 1 == shape.n_layers {
             self.n_active -= 1;
-            self.live[Component::ActiveKv] = active_half(input)
-                .saturating_mul(2)
-                .saturating_mul(self.n_active as u64);
+            self.live[Component::ActiveKv] =
+                active_half(input).saturating_mul(2).saturating_mul(self.n_active as u64);
         }
         self.max.raise_to(&scoring);
         self.max.raise_to(&gathering);

@@ -26,7 +26,12 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Refusal { plan, limit, largest_prompt, suggestions } = self;
         let (tokens, peak) = (plan.n_tokens, plan.peak_bytes());
-        write!(f, "a prompt of {tokens} tokens needs {} at its peak, the limit is {}; ", Bytes(peak), Bytes(*limit))?;
+        write!(
+            f,
+            "a prompt of {tokens} tokens needs {} at its peak, the limit is {}; ",
+            Bytes(peak),
+            Bytes(*limit)
+        )?;
         match largest_prompt {
             0 => f.write_str("no prompt fits with these settings")?,
             n => write!(f, "up to {n} tokens fit with these settings")?,

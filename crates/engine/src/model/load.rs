@@ -130,8 +130,7 @@ fn describe(gguf: &GgufFile) -> Result<(ModelSpec, Tensors), Error> {
 
 fn architecture(meta: &Metadata) -> Result<Architecture, Error> {
     let key = "general.architecture";
-    let found =
-        meta.str(key)?.ok_or_else(|| ModelError::MissingKey { key: key.to_owned() })?;
+    let found = meta.str(key)?.ok_or_else(|| ModelError::MissingKey { key: key.to_owned() })?;
     let known = Architecture::ALL.into_iter().find(|family| family.name() == found);
     Ok(known.ok_or_else(|| ModelError::Architecture {
         found: found.to_owned(),

@@ -21,11 +21,7 @@ impl Selector {
     /// A selector that is not [valid](Selector::validate), a prompt beyond 32-bit
     /// positions, or a K_l below the mandatory set.
     pub fn budgets(&self, request: BudgetRequest) -> Result<Vec<usize>, SelectError> {
-        let BudgetRequest {
-            budget,
-            n_tokens,
-            n_layers,
-        } = request;
+        let BudgetRequest { budget, n_tokens, n_layers } = request;
         self.validate()?;
         check_positions(n_tokens)?;
         if self.keeps_all(budget, n_tokens) {
@@ -73,11 +69,7 @@ mod tests {
 
     fn budgets(text: &str, budget: usize, n_tokens: usize) -> Result<Vec<usize>, SelectError> {
         let selector: Selector = text.parse().unwrap();
-        selector.budgets(BudgetRequest {
-            budget,
-            n_tokens,
-            n_layers: 3,
-        })
+        selector.budgets(BudgetRequest { budget, n_tokens, n_layers: 3 })
     }
 
     #[test]
@@ -92,17 +84,8 @@ mod tests {
     fn a_short_prompt_is_kept_whole_before_anything_is_checked() {
         for preset in &PRESETS {
             // Below every preset's window, yet no error: nothing is evicted.
-            let request = BudgetRequest {
-                budget: 3,
-                n_tokens: 3,
-                n_layers: 2,
-            };
-            assert_eq!(
-                preset.selector.budgets(request),
-                Ok(vec![3; 2]),
-                "{}",
-                preset.name
-            );
+            let request = BudgetRequest { budget: 3, n_tokens: 3, n_layers: 2 };
+            assert_eq!(preset.selector.budgets(request), Ok(vec![3; 2]), "{}", preset.name);
         }
     }
 
@@ -122,9 +105,7 @@ mod tests {
         assert_eq!(needed("recent", 0, 1000), Some(1));
         assert_eq!(needed("recency+sinks(2)+recent(8)", 9, 1000), Some(10));
 
-        let error = budgets("snapkv+sinks(4)", 10, 1000)
-            .unwrap_err()
-            .to_string();
+        let error = budgets("snapkv+sinks(4)", 10, 1000).unwrap_err().to_string();
         for part in ["10", "36", "4 sinks", "32 most recent", "1000"] {
             assert!(error.contains(part), "{error}");
         }
@@ -132,20 +113,10 @@ mod tests {
 
     #[test]
     fn invalid_selectors_and_endless_prompts_are_refused_first() {
-        let observation = Observation {
-            kernel: 4,
-            ..Observation::SNAPKV
-        };
+        let observation = Observation { kernel: 4, ..Observation::SNAPKV };
         let selector = Selector::new(Scorer::Observation(observation));
-        let request = BudgetRequest {
-            budget: 64,
-            n_tokens: 10,
-            n_layers: 1,
-        };
-        assert_eq!(
-            selector.budgets(request),
-            Err(SelectError::EvenKernel { kernel: 4 })
-        );
+        let request = BudgetRequest { budget: 64, n_tokens: 10, n_layers: 1 };
+        assert_eq!(selector.budgets(request), Err(SelectError::EvenKernel { kernel: 4 }));
         if let Ok(n_tokens) = usize::try_from(1u64 << 32) {
             assert!(matches!(
                 budgets("recent", 64, n_tokens),

@@ -80,10 +80,7 @@ impl PoolingLayout {
         let kv_heads = u64::try_from(self.kv_heads).ok()?;
         let rows = u64::try_from(self.rows).ok()?;
         let kernel = u64::try_from(self.kernel).ok()?;
-        kv_heads
-            .checked_mul(rows)?
-            .checked_mul(kernel)?
-            .checked_mul(size_of::<f32>() as u64)
+        kv_heads.checked_mul(rows)?.checked_mul(kernel)?.checked_mul(size_of::<f32>() as u64)
     }
 }
 
@@ -112,11 +109,7 @@ impl Pooling {
         let len = layout.kv_heads * layout.rows * layout.kernel;
         let mut windows = Vec::with_capacity(len);
         windows.resize(len, layout.pool.padding());
-        Pooling {
-            layout,
-            windows,
-            columns: 0,
-        }
+        Pooling { layout, windows, columns: 0 }
     }
 
     /// Columns taken so far: the position that the next block starts at.
@@ -140,10 +133,7 @@ impl Pooling {
         mut emit: impl FnMut(usize, usize, f32),
     ) -> Result<(), SelectError> {
         let PoolingLayout { kv_heads, rows, .. } = self.layout;
-        assert_eq!(
-            keys.start, self.columns,
-            "score blocks must be ascending and adjacent"
-        );
+        assert_eq!(keys.start, self.columns, "score blocks must be ascending and adjacent");
         let len = keys.len();
         assert_eq!(scores.len(), kv_heads * rows * len, "scores of {keys:?}");
         if let Some(index) = scores.iter().position(|score| !score.is_finite()) {
@@ -167,12 +157,7 @@ impl Pooling {
 
     /// Ends the stream: emits the positions whose right neighbours do not exist.
     pub fn flush(mut self, mut emit: impl FnMut(usize, usize, f32)) {
-        let PoolingLayout {
-            pool,
-            kv_heads,
-            kernel,
-            ..
-        } = self.layout;
+        let PoolingLayout { pool, kv_heads, kernel, .. } = self.layout;
         for kv_head in 0..kv_heads {
             for column in self.columns..self.columns + kernel / 2 {
                 let pooled = self.advance(kv_head, |_| pool.padding());
@@ -197,13 +182,7 @@ impl Pooling {
     /// Shifts one column into every row of `kv_head`; returns the pooled value
     /// at the centre of the windows, reduced over the rows in ascending order.
     fn advance(&mut self, kv_head: usize, column: impl Fn(usize) -> f32) -> f32 {
-        let PoolingLayout {
-            pool,
-            kernel,
-            reduce,
-            rows,
-            ..
-        } = self.layout;
+        let PoolingLayout { pool, kernel, reduce, rows, .. } = self.layout;
         let windows = &mut self.windows[kv_head * rows * kernel..][..rows * kernel];
         let mut reduced = reduce.start();
         for (row, window) in windows.chunks_exact_mut(kernel).enumerate() {
@@ -248,35 +227,21 @@ mod tests {
         let mut pooling = Pooling::new(layout);
         for start in (0..n).step_by(block) {
             let keys = start..(start + block).min(n);
-            let rows = scores
-                .chunks_exact(n)
-                .flat_map(|row| row[keys.clone()].to_vec());
-            pooling
-                .push(keys.clone(), &rows.collect::<Vec<_>>(), &mut emit)
-                .unwrap();
+            let rows = scores.chunks_exact(n).flat_map(|row| row[keys.clone()].to_vec());
+            pooling.push(keys.clone(), &rows.collect::<Vec<_>>(), &mut emit).unwrap();
         }
         pooling.flush(emit);
         out
     }
 
     fn layout(pool: Pool, kernel: usize) -> PoolingLayout {
-        PoolingLayout {
-            pool,
-            kernel,
-            reduce: GroupReduce::Mean,
-            kv_heads: 1,
-            rows: 1,
-        }
+        PoolingLayout { pool, kernel, reduce: GroupReduce::Mean, kv_heads: 1, rows: 1 }
     }
 
     #[test]
     fn average_pads_with_zeros_and_always_divides_by_the_kernel() {
         for block in [1, 2, 3, 6] {
-            let out = pooled(
-                layout(Pool::Avg, 3),
-                &[3.0, 6.0, 0.0, 9.0, 3.0, 12.0],
-                block,
-            );
+            let out = pooled(layout(Pool::Avg, 3), &[3.0, 6.0, 0.0, 9.0, 3.0, 12.0], block);
             assert_eq!(out, [[3.0, 3.0, 5.0, 4.0, 8.0, 5.0]], "blocks of {block}");
         }
     }
@@ -301,18 +266,13 @@ mod tests {
 
     #[test]
     fn kernel_of_one_is_the_identity() {
-        assert_eq!(
-            pooled(layout(Pool::Avg, 1), &[0.5, -0.25], 1),
-            [[0.5, -0.25]]
-        );
+        assert_eq!(pooled(layout(Pool::Avg, 1), &[0.5, -0.25], 1), [[0.5, -0.25]]);
     }
 
     #[test]
     fn an_empty_stream_yields_nothing() {
         let mut pooling = Pooling::new(layout(Pool::Max, 5));
-        pooling
-            .push(0..0, &[], |_, _, _| panic!("emitted"))
-            .unwrap();
+        pooling.push(0..0, &[], |_, _, _| panic!("emitted")).unwrap();
         pooling.flush(|_, position, _| panic!("emitted {position}"));
     }
 
@@ -357,21 +317,11 @@ mod tests {
     #[test]
     fn scores_that_are_not_finite_name_row_and_position() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let layout = PoolingLayout {
-                kv_heads: 2,
-                ..layout(Pool::Max, 3)
-            };
+            let layout = PoolingLayout { kv_heads: 2, ..layout(Pool::Max, 3) };
             let mut pooling = Pooling::new(layout);
             pooling.push(0..1, &[0.0; 2], |_, _, _| {}).unwrap();
-            let error = pooling
-                .push(1..3, &[0.0, 0.0, 0.0, value], |_, _, _| {})
-                .unwrap_err();
-            let SelectError::NonFiniteScore {
-                head: 1,
-                position: 2,
-                value: found,
-            } = error
-            else {
+            let error = pooling.push(1..3, &[0.0, 0.0, 0.0, value], |_, _, _| {}).unwrap_err();
+            let SelectError::NonFiniteScore { head: 1, position: 2, value: found } = error else {
                 panic!("{error}");
             };
             assert_eq!(found.to_bits(), value.to_bits());
@@ -387,21 +337,10 @@ mod tests {
 
     #[test]
     fn bytes_are_the_carried_columns() {
-        let layout = PoolingLayout {
-            kv_heads: 8,
-            rows: 4,
-            ..layout(Pool::Max, 7)
-        };
+        let layout = PoolingLayout { kv_heads: 8, rows: 4, ..layout(Pool::Max, 7) };
         let pooling = Pooling::new(layout);
         assert_eq!(layout.bytes(), Some(8 * 4 * 7 * 4));
         assert_eq!(pooling.allocated(), 8 * 4 * 7 * 4);
-        assert_eq!(
-            PoolingLayout {
-                rows: usize::MAX,
-                ..layout
-            }
-            .bytes(),
-            None
-        );
+        assert_eq!(PoolingLayout { rows: usize::MAX, ..layout }.bytes(), None);
     }
 }

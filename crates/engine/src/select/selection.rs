@@ -66,31 +66,17 @@ impl SelectionLayout {
         dims: SelectionDims,
         budget: usize,
     ) -> Result<Self, SelectError> {
-        let SelectionDims {
-            n_tokens, kv_heads, ..
-        } = dims;
+        let SelectionDims { n_tokens, kv_heads, .. } = dims;
         selector.validate()?;
         check_positions(n_tokens)?;
         selector.check_budget(budget, n_tokens)?;
 
         let mandatory = resolve_mandatory(selector, budget, n_tokens);
-        let kept = if selector.keeps_all(budget, n_tokens) {
-            n_tokens
-        } else {
-            budget
-        };
+        let kept = if selector.keeps_all(budget, n_tokens) { n_tokens } else { budget };
         let chosen = kept - mandatory.count();
-        let scoring = if chosen == 0 {
-            None
-        } else {
-            scoring(selector, dims)
-        };
+        let scoring = if chosen == 0 { None } else { scoring(selector, dims) };
         let kernel = scoring.map_or(1, |scoring| scoring.pooling.kernel);
-        let too_large = SelectError::TooLarge {
-            kv_heads,
-            budget,
-            kernel,
-        };
+        let too_large = SelectError::TooLarge { kv_heads, budget, kernel };
         Ok(SelectionLayout {
             kv_heads,
             mandatory,
@@ -147,20 +133,13 @@ impl SelectionLayout {
 fn resolve_mandatory(selector: &Selector, budget: usize, n_tokens: usize) -> Mandatory {
     let mandatory = selector.mandatory(n_tokens);
     if selector.keeps_all(budget, n_tokens) {
-        return Mandatory {
-            sinks_end: 0,
-            tail_start: 0,
-            n_tokens,
-        };
+        return Mandatory { sinks_end: 0, tail_start: 0, n_tokens };
     }
     match selector.scorer {
         Scorer::Observation(_) | Scorer::KeepAll => mandatory,
         Scorer::Recency => {
             let recent = budget - mandatory.sinks_end;
-            Mandatory {
-                tail_start: n_tokens - recent,
-                ..mandatory
-            }
+            Mandatory { tail_start: n_tokens - recent, ..mandatory }
         }
     }
 }
@@ -198,15 +177,11 @@ fn scratch_bytes(scoring: Option<Scoring>, kv_heads: usize, chosen: usize) -> Op
     let heap = TopK::<Candidate>::bytes(chosen)?;
     let heads = u64::try_from(kv_heads).ok()?;
     let per_head = heap.checked_add(size_of::<TopK<Candidate>>() as u64)?;
-    heads
-        .checked_mul(per_head)?
-        .checked_add(scoring.pooling.bytes()?)
+    heads.checked_mul(per_head)?.checked_add(scoring.pooling.bytes()?)
 }
 
 fn positions_bytes(kv_heads: usize, kept: usize) -> Option<u64> {
-    let positions = u64::try_from(kv_heads)
-        .ok()?
-        .checked_mul(u64::try_from(kept).ok()?)?;
+    let positions = u64::try_from(kv_heads).ok()?.checked_mul(u64::try_from(kept).ok()?)?;
     positions.checked_mul(size_of::<Pos>() as u64)
 }
 
@@ -234,19 +209,11 @@ pub struct Selection {
 impl Selection {
     /// Allocates [`SelectionLayout::bytes`] and not a byte later.
     pub fn new(layout: SelectionLayout) -> Self {
-        let heaps = if layout.needs_scores() {
-            layout.kv_heads
-        } else {
-            0
-        };
+        let heaps = if layout.needs_scores() { layout.kv_heads } else { 0 };
         let mut best = Vec::with_capacity(heaps);
         best.extend((0..heaps).map(|_| TopK::new(layout.chosen)));
         let pooling = layout.scoring.map(|scoring| Pooling::new(scoring.pooling));
-        Selection {
-            layout,
-            pooling,
-            best,
-        }
+        Selection { layout, pooling, best }
     }
 
     /// What this selection was made for.
@@ -266,10 +233,7 @@ impl Selection {
     /// [`SelectionLayout::scored_keys`] or have another length than they say.
     pub fn push(&mut self, keys: Range<usize>, scores: &[f32]) -> Result<(), SelectError> {
         let end = self.layout.scored_keys().end;
-        assert!(
-            keys.end <= end,
-            "scores of {keys:?}, but only 0..{end} are scored"
-        );
+        assert!(keys.end <= end, "scores of {keys:?}, but only 0..{end} are scored");
         let Some(pooling) = &mut self.pooling else {
             return Ok(());
         };
@@ -282,11 +246,7 @@ impl Selection {
     /// # Panics
     /// If scored positions are missing.
     pub fn finish(mut self) -> Kept {
-        let SelectionLayout {
-            kv_heads,
-            mandatory,
-            ..
-        } = self.layout;
+        let SelectionLayout { kv_heads, mandatory, .. } = self.layout;
         if let Some(pooling) = self.pooling.take() {
             let scored = self.layout.scored_keys();
             assert_eq!(pooling.columns(), scored.end, "scores are missing");
@@ -302,16 +262,9 @@ impl Selection {
             }
             positions[first_chosen..].sort_unstable();
             positions.extend(span(mandatory.tail_start..mandatory.n_tokens));
-            assert_eq!(
-                positions.len(),
-                (kv_head + 1) * kept,
-                "kept rows of KV head {kv_head}"
-            );
+            assert_eq!(positions.len(), (kv_head + 1) * kept, "kept rows of KV head {kv_head}");
         }
-        Kept {
-            positions,
-            offsets: (0..=kv_heads).map(|head| head * kept).collect(),
-        }
+        Kept { positions, offsets: (0..=kv_heads).map(|head| head * kept).collect() }
     }
 }
 
@@ -324,10 +277,7 @@ fn offer_to(
     let eligible = mandatory.sinks_end..mandatory.tail_start;
     move |kv_head, position, score| {
         if eligible.contains(&position) {
-            best[kv_head].offer(Candidate {
-                score,
-                position: pos(position),
-            });
+            best[kv_head].offer(Candidate { score, position: pos(position) });
         }
     }
 }

@@ -148,10 +148,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "streaming",
         summary: "the first 4 tokens and the most recent ones (StreamingLLM, true positions)",
-        selector: Selector {
-            sinks: 4,
-            ..Selector::new(Scorer::Recency)
-        },
+        selector: Selector { sinks: 4, ..Selector::new(Scorer::Recency) },
     },
     Preset {
         name: "recent",
@@ -177,21 +174,15 @@ impl Observation {
     };
 
     /// SnapKV as kvpress runs it.
-    pub const SNAPKV_KVPRESS: Observation = Observation {
-        window: 64,
-        kernel: 5,
-        pool: Pool::Avg,
-        ..Observation::SNAPKV
-    };
+    pub const SNAPKV_KVPRESS: Observation =
+        Observation { window: 64, kernel: 5, pool: Pool::Avg, ..Observation::SNAPKV };
 
     fn validate(&self) -> Result<(), SelectError> {
         if self.window == 0 {
             return Err(SelectError::EmptyWindow);
         }
         if self.kernel.is_multiple_of(2) {
-            return Err(SelectError::EvenKernel {
-                kernel: self.kernel,
-            });
+            return Err(SelectError::EvenKernel { kernel: self.kernel });
         }
         Ok(())
     }
@@ -213,10 +204,7 @@ impl Selector {
 
     /// The preset of that name.
     pub fn preset(name: &str) -> Option<&'static Selector> {
-        PRESETS
-            .iter()
-            .find(|preset| preset.name == name)
-            .map(|preset| &preset.selector)
+        PRESETS.iter().find(|preset| preset.name == name).map(|preset| &preset.selector)
     }
 
     /// Checks what does not depend on prompt or budget. Parsing and
@@ -246,11 +234,7 @@ impl Selector {
     /// The positions that must be kept of a prompt of `n_tokens` (S).
     pub fn mandatory(&self, n_tokens: usize) -> Mandatory {
         let tail_start = n_tokens - self.mandatory_tail().min(n_tokens);
-        Mandatory {
-            sinks_end: self.sinks.min(tail_start),
-            tail_start,
-            n_tokens,
-        }
+        Mandatory { sinks_end: self.sinks.min(tail_start), tail_start, n_tokens }
     }
 
     /// Length of the mandatory tail of a long prompt.
@@ -293,10 +277,7 @@ mod tests {
             assert_eq!(preset.selector.validate(), Ok(()), "{}", preset.name);
             let named: Vec<_> = PRESETS.iter().filter(|p| p.name == preset.name).collect();
             assert_eq!(named.len(), 1, "{}", preset.name);
-            let same: Vec<_> = PRESETS
-                .iter()
-                .filter(|p| p.selector == preset.selector)
-                .collect();
+            let same: Vec<_> = PRESETS.iter().filter(|p| p.selector == preset.selector).collect();
             assert_eq!(same.len(), 1, "{}", preset.name);
         }
     }
@@ -320,23 +301,15 @@ mod tests {
 
     #[test]
     fn keep_all_takes_no_mandatory_set() {
-        let selector = Selector {
-            sinks: 4,
-            ..Selector::new(Scorer::KeepAll)
-        };
-        let error = SelectError::MandatoryWithoutEviction {
-            sinks: 4,
-            recent: 0,
-        };
+        let selector = Selector { sinks: 4, ..Selector::new(Scorer::KeepAll) };
+        let error = SelectError::MandatoryWithoutEviction { sinks: 4, recent: 0 };
         assert_eq!(selector.validate(), Err(error));
     }
 
     #[test]
     fn overlapping_sinks_and_window_are_counted_once() {
-        let selector = Selector {
-            sinks: 10,
-            ..Selector::new(Scorer::Observation(Observation::SNAPKV))
-        };
+        let selector =
+            Selector { sinks: 10, ..Selector::new(Scorer::Observation(Observation::SNAPKV)) };
         let at = |n_tokens| {
             let m = selector.mandatory(n_tokens);
             (m.sinks_end, m.tail_start, m.count())
@@ -350,10 +323,8 @@ mod tests {
 
     #[test]
     fn the_longer_of_window_and_recent_is_kept() {
-        let selector = Selector {
-            recent: 40,
-            ..Selector::new(Scorer::Observation(Observation::SNAPKV))
-        };
+        let selector =
+            Selector { recent: 40, ..Selector::new(Scorer::Observation(Observation::SNAPKV)) };
         assert_eq!(selector.mandatory(100).tail_start, 60);
     }
 }

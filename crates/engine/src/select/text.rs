@@ -23,10 +23,7 @@ trait Named: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
 
     fn name(self) -> &'static str {
-        Self::NAMES
-            .iter()
-            .find(|(_, value)| *value == self)
-            .map_or("", |(name, _)| name)
+        Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| name)
     }
 }
 
@@ -35,11 +32,8 @@ impl Named for Pool {
 }
 
 impl Named for GroupReduce {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("mean", GroupReduce::Mean),
-        ("max", GroupReduce::Max),
-        ("sum", GroupReduce::Sum),
-    ];
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("mean", GroupReduce::Mean), ("max", GroupReduce::Max), ("sum", GroupReduce::Sum)];
 }
 
 impl Named for PoolOrder {
@@ -74,18 +68,9 @@ impl fmt::Display for Selector {
 
 impl fmt::Display for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Observation {
-            window,
-            kernel,
-            pool,
-            group,
-            order,
-        } = *self;
+        let Observation { window, kernel, pool, group, order } = *self;
         let (pool, group) = (pool.name(), group.name());
-        write!(
-            f,
-            "observation(window={window},kernel={kernel},pool={pool},group={group}"
-        )?;
+        write!(f, "observation(window={window},kernel={kernel},pool={pool},group={group}")?;
         if order != Observation::SNAPKV.order {
             write!(f, ",order={}", order.name())?;
         }
@@ -102,10 +87,7 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     fn parse(text: &str, part: &'a str) -> Result<Self, SelectError> {
         let part = part.trim();
-        let malformed = || SelectError::Malformed {
-            text: text.to_owned(),
-            part: part.to_owned(),
-        };
+        let malformed = || SelectError::Malformed { text: text.to_owned(), part: part.to_owned() };
         let (name, arguments) = match part.split_once('(') {
             None => (part, None),
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(malformed)?)),
@@ -114,10 +96,7 @@ impl<'a> Part<'a> {
         if name.is_empty() || name.contains(')') || !balanced {
             return Err(malformed());
         }
-        Ok(Part {
-            name: name.trim(),
-            arguments,
-        })
+        Ok(Part { name: name.trim(), arguments })
     }
 
     /// Refuses parameters on a part that has none.
@@ -134,17 +113,11 @@ impl<'a> Part<'a> {
 
     /// The single argument of a part such as `sinks(4)`.
     fn count(&self) -> Result<usize, SelectError> {
-        self.number(
-            "N",
-            self.arguments.unwrap_or_default().trim(),
-            "a whole number",
-        )
+        self.number("N", self.arguments.unwrap_or_default().trim(), "a whole number")
     }
 
     fn number(&self, name: &str, value: &str, legal: &str) -> Result<usize, SelectError> {
-        value
-            .parse()
-            .map_err(|_| self.bad_value(name, value, legal))
+        value.parse().map_err(|_| self.bad_value(name, value, legal))
     }
 
     fn named<T: Named>(&self, name: &str, value: &str) -> Result<T, SelectError> {
@@ -170,12 +143,10 @@ impl<'a> Part<'a> {
         let mut seen = Vec::new();
         let arguments = self.arguments.map(|a| a.split(',')).into_iter().flatten();
         for argument in arguments {
-            let (name, value) = argument
-                .split_once('=')
-                .ok_or_else(|| SelectError::Malformed {
-                    text: text.to_owned(),
-                    part: argument.to_owned(),
-                })?;
+            let (name, value) = argument.split_once('=').ok_or_else(|| SelectError::Malformed {
+                text: text.to_owned(),
+                part: argument.to_owned(),
+            })?;
             let (name, value) = (name.trim(), value.trim());
             once(text, &mut seen, name)?;
             match name {
@@ -293,16 +264,10 @@ mod tests {
         let explicit = "observation(window=32,kernel=7,pool=max,group=mean)";
         assert_eq!(parse(explicit), parse("snapkv"));
         assert_eq!(parse("observation"), parse("snapkv"));
-        assert_eq!(
-            parse("snapkv(window=64,kernel=5,pool=avg)"),
-            parse("snapkv-kvpress")
-        );
+        assert_eq!(parse("snapkv(window=64,kernel=5,pool=avg)"), parse("snapkv-kvpress"));
         assert_eq!(parse("recency+sinks(4)"), parse("streaming"));
         assert_eq!(parse("streaming+sinks(0)"), parse("recent"));
-        assert_eq!(
-            parse(" snapkv + uniform + per-head + token "),
-            parse("snapkv")
-        );
+        assert_eq!(parse(" snapkv + uniform + per-head + token "), parse("snapkv"));
     }
 
     #[test]
@@ -313,10 +278,7 @@ mod tests {
             "observation(window=8,kernel=5,pool=max,group=max,order=pool-then-group)+recent(40)",
             "recency+sinks(2)+recent(8)",
         ] {
-            assert_eq!(
-                parse(text).map(|selector| selector.to_string()),
-                Ok(text.to_owned())
-            );
+            assert_eq!(parse(text).map(|selector| selector.to_string()), Ok(text.to_owned()));
         }
     }
 
@@ -329,13 +291,7 @@ mod tests {
                     for (window, kernel, sinks, recent) in
                         [(32, 7, 0, 0), (64, 5, 0, 0), (1, 1, 4, 0), (9, 3, 2, 11)]
                     {
-                        let observation = Observation {
-                            window,
-                            kernel,
-                            pool,
-                            group,
-                            order,
-                        };
+                        let observation = Observation { window, kernel, pool, group, order };
                         let selector = Selector {
                             sinks,
                             recent,
@@ -353,26 +309,14 @@ mod tests {
     #[test]
     fn errors_list_what_is_legal() {
         for (text, legal) in [
-            (
-                "snapkw",
-                ["snapkw", "snapkv-kvpress", "observation(...)", "none"],
-            ),
+            ("snapkw", ["snapkw", "snapkv-kvpress", "observation(...)", "none"]),
             ("sinks(4)", ["sinks", "streaming", "recency", "none"]),
-            (
-                "snapkv+sink(4)",
-                ["sink", "sinks(N)", "recent(N)", "per-head"],
-            ),
+            ("snapkv+sink(4)", ["sink", "sinks(N)", "recent(N)", "per-head"]),
             ("snapkv(width=3)", ["width", "window", "kernel", "order"]),
             ("snapkv(pool=min)", ["min", "pool", "avg", "max"]),
-            (
-                "snapkv(order=first)",
-                ["first", "order", "group-then-pool", "pool-then-group"],
-            ),
+            ("snapkv(order=first)", ["first", "order", "group-then-pool", "pool-then-group"]),
             ("snapkv(window=-1)", ["-1", "window", "1 and up", "snapkv"]),
-            (
-                "streaming(sinks=4)",
-                ["streaming", "sinks=4", "no parameter", "legal: none"],
-            ),
+            ("streaming(sinks=4)", ["streaming", "sinks=4", "no parameter", "legal: none"]),
             ("snapkv+sinks", ["sinks", "N", "a whole number", "legal"]),
             ("snapkv+token(2)", ["token", "2", "no parameter", "none"]),
         ] {
@@ -400,34 +344,24 @@ mod tests {
             "snapkv(window=3)x",
         ] {
             let error = parse(text).unwrap_err();
-            assert!(
-                matches!(error, SelectError::Malformed { .. }),
-                "`{text}`: {error:?}"
-            );
+            assert!(matches!(error, SelectError::Malformed { .. }), "`{text}`: {error:?}");
         }
     }
 
     #[test]
     fn repetitions_and_contradictions_are_refused() {
-        for (text, repeated) in [
-            ("snapkv+sinks(1)+sinks(2)", "sinks"),
-            ("snapkv(window=1,window=2)", "window"),
-        ] {
+        for (text, repeated) in
+            [("snapkv+sinks(1)+sinks(2)", "sinks"), ("snapkv(window=1,window=2)", "window")]
+        {
             let text = text.to_owned();
             let name = repeated.to_owned();
             assert_eq!(parse(&text), Err(SelectError::Repeated { text, name }));
         }
         assert!(matches!(
             parse("none+sinks(4)"),
-            Err(SelectError::MandatoryWithoutEviction {
-                sinks: 4,
-                recent: 0
-            })
+            Err(SelectError::MandatoryWithoutEviction { sinks: 4, recent: 0 })
         ));
-        assert_eq!(
-            parse("snapkv(kernel=6)"),
-            Err(SelectError::EvenKernel { kernel: 6 })
-        );
+        assert_eq!(parse("snapkv(kernel=6)"), Err(SelectError::EvenKernel { kernel: 6 }));
         assert_eq!(parse("snapkv(window=0)"), Err(SelectError::EmptyWindow));
     }
 }

@@ -55,10 +55,7 @@ pub(super) struct TopK<E> {
 impl<E: Ord> TopK<E> {
     /// Room for exactly `k` entries.
     pub fn new(k: usize) -> Self {
-        TopK {
-            entries: BinaryHeap::with_capacity(k),
-            k,
-        }
+        TopK { entries: BinaryHeap::with_capacity(k), k }
     }
 
     /// Bytes of the entries, or `None` beyond 64 bits.
@@ -96,10 +93,7 @@ mod tests {
     fn top(k: usize, scores: &[f32]) -> Vec<u32> {
         let mut best = TopK::new(k);
         for (position, &score) in (0u32..).zip(scores) {
-            best.offer(Candidate {
-                score,
-                position: Pos(position),
-            });
+            best.offer(Candidate { score, position: Pos(position) });
         }
         let mut positions: Vec<u32> = best.drain().map(|c| c.position.0).collect();
         positions.sort_unstable();
@@ -131,10 +125,7 @@ mod tests {
         let mut best = TopK::new(3);
         for position in [5u32, 2, 3, 0, 4, 1] {
             let score = scores[position as usize];
-            best.offer(Candidate {
-                score,
-                position: Pos(position),
-            });
+            best.offer(Candidate { score, position: Pos(position) });
         }
         let mut positions: Vec<u32> = best.drain().map(|c| c.position.0).collect();
         positions.sort_unstable();
@@ -146,10 +137,7 @@ mod tests {
         let mut best = TopK::new(5);
         assert_eq!(best.capacity(), 5);
         for position in 0..100 {
-            best.offer(Candidate {
-                score: position as f32,
-                position: Pos(position),
-            });
+            best.offer(Candidate { score: position as f32, position: Pos(position) });
         }
         assert_eq!(best.capacity(), 5);
         assert_eq!(TopK::<Candidate>::bytes(5), Some(40));

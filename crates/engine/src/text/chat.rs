@@ -45,10 +45,7 @@ pub struct Message {
 impl Message {
     /// A message from `role`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message {
-            role: role.into(),
-            content: content.into(),
-        }
+        Message { role: role.into(), content: content.into() }
     }
 }
 
@@ -74,10 +71,7 @@ pub struct ChatOptions {
 impl Default for ChatOptions {
     /// For an answer, now.
     fn default() -> ChatOptions {
-        ChatOptions {
-            generation_prompt: GenerationPrompt::Add,
-            now: SystemTime::now(),
-        }
+        ChatOptions { generation_prompt: GenerationPrompt::Add, now: SystemTime::now() }
     }
 }
 
@@ -97,12 +91,7 @@ impl ChatTemplate {
         controls: impl Iterator<Item = &'c str>,
     ) -> Result<ChatTemplate, TextError> {
         jinja::check(&source)?;
-        Ok(ChatTemplate {
-            source,
-            bos: None,
-            eos: None,
-            borders: MarkerBorders::new(controls),
-        })
+        Ok(ChatTemplate { source, bos: None, eos: None, borders: MarkerBorders::new(controls) })
     }
 
     /// Sets what the template sees as `bos_token` and `eos_token`.
@@ -124,18 +113,12 @@ impl ChatTemplate {
         for (index, Message { role, .. }) in messages.iter().enumerate() {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
             if role.is_empty() || !role.chars().all(plain) {
-                return Err(TextError::BadRole {
-                    role: role.clone(),
-                    index,
-                });
+                return Err(TextError::BadRole { role: role.clone(), index });
             }
         }
         let guard = unused_noncharacter(messages, &self.source)?;
         let guarded = messages.iter().map(|message| {
-            Message::new(
-                message.role.as_str(),
-                self.borders.guard(&message.content, guard),
-            )
+            Message::new(message.role.as_str(), self.borders.guard(&message.content, guard))
         });
         let request = jinja::Request {
             source: &self.source,
@@ -144,10 +127,7 @@ impl ChatTemplate {
             eos: self.eos.as_deref(),
             options,
         };
-        Ok(RenderedChat {
-            guarded: jinja::render(request)?,
-            guard,
-        })
+        Ok(RenderedChat { guarded: jinja::render(request)?, guard })
     }
 }
 
@@ -181,17 +161,10 @@ impl RenderedChat {
 
 /// A noncharacter that is in none of the texts. Unicode sets U+FDD0 to U+FDEF aside for internal use.
 fn unused_noncharacter(messages: &[Message], template: &str) -> Result<char, TextError> {
-    let texts = messages
-        .iter()
-        .map(|message| message.content.as_str())
-        .chain([template]);
-    let used: HashSet<char> = texts
-        .flat_map(str::chars)
-        .filter(|c| ('\u{FDD0}'..='\u{FDEF}').contains(c))
-        .collect();
-    ('\u{FDD0}'..='\u{FDEF}')
-        .find(|c| !used.contains(c))
-        .ok_or(TextError::NoncharactersUsedUp)
+    let texts = messages.iter().map(|message| message.content.as_str()).chain([template]);
+    let used: HashSet<char> =
+        texts.flat_map(str::chars).filter(|c| ('\u{FDD0}'..='\u{FDEF}').contains(c)).collect();
+    ('\u{FDD0}'..='\u{FDEF}').find(|c| !used.contains(c)).ok_or(TextError::NoncharactersUsedUp)
 }
 
 /// How control tokens begin and end.
@@ -240,9 +213,7 @@ impl MarkerBorders {
     /// Whether a control token could begin with `left` or end with `right`; `None` is a border of the message.
     fn separates(&self, left: Option<char>, right: Option<char>) -> bool {
         let border = |c: Option<char>| c.is_none_or(char::is_whitespace);
-        let pair = left
-            .zip(right)
-            .is_some_and(|pair| self.pairs.contains(&pair));
+        let pair = left.zip(right).is_some_and(|pair| self.pairs.contains(&pair));
         pair || (border(right) && left.is_some_and(|c| self.first.contains(&c)))
             || (border(left) && right.is_some_and(|c| self.last.contains(&c)))
     }

@@ -60,17 +60,13 @@ pub struct DetokenizeStream<'t> {
 
 impl<'t> DetokenizeStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer) -> DetokenizeStream<'t> {
-        DetokenizeStream {
-            tokenizer,
-            decoder: Utf8Decoder::default(),
-        }
+        DetokenizeStream { tokenizer, decoder: Utf8Decoder::default() }
     }
 
     /// Takes the next token. `None`: it completed no character.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         let mut text = String::new();
-        self.decoder
-            .push(self.tokenizer.token_bytes(id)?, &mut text);
+        self.decoder.push(self.tokenizer.token_bytes(id)?, &mut text);
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 

@@ -155,13 +155,7 @@ mod tests {
 
     #[test]
     fn template_error_names_the_line_only_if_known() {
-        let error = |line| {
-            TextError::Template {
-                problem: "p".into(),
-                line,
-            }
-            .to_string()
-        };
+        let error = |line| TextError::Template { problem: "p".into(), line }.to_string();
         assert!(error(Some(7)).starts_with("the model's chat template fails at line 7: p;"));
         assert!(error(None).starts_with("the model's chat template fails: p;"));
     }

@@ -27,30 +27,19 @@ pub(super) struct Request<'a> {
 
 /// Compiles a template and forgets it.
 pub(super) fn check(source: &str) -> Result<(), TextError> {
-    environment(UNIX_EPOCH)?
-        .template_from_str(source)
-        .map(drop)
-        .map_err(explain)
+    environment(UNIX_EPOCH)?.template_from_str(source).map(drop).map_err(explain)
 }
 
 /// Renders a chat.
 pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
     let environment = environment(request.options.now)?;
-    let template = environment
-        .template_from_str(request.source)
-        .map_err(explain)?;
+    let template = environment.template_from_str(request.source).map_err(explain)?;
     let message = |Message { role, content }| {
-        Value::from_pairs([
-            ("role", Value::from(role)),
-            ("content", Value::from(content)),
-        ])
+        Value::from_pairs([("role", Value::from(role)), ("content", Value::from(content))])
     };
     let add_generation_prompt = request.options.generation_prompt == GenerationPrompt::Add;
     let mut context = vec![
-        (
-            "messages",
-            request.messages.into_iter().map(message).collect::<Value>(),
-        ),
+        ("messages", request.messages.into_iter().map(message).collect::<Value>()),
         ("add_generation_prompt", Value::from(add_generation_prompt)),
         // Templates tell "no tools" (none) from "the caller knows no tools" (undefined).
         ("tools", Value::from(())),
@@ -63,20 +52,13 @@ pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
 
 fn environment(now: SystemTime) -> Result<Environment<'static>, TextError> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(explain)?);
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function(
-        "raise_exception",
-        |reason: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
-                .with_source(Raised(reason)))
-        },
-    );
+    environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
+    });
     environment.add_function("strftime_now", move |format: &str| strftime(now, format));
     environment.add_filter("tojson", to_json);
     Ok(environment)
@@ -92,9 +74,7 @@ fn explain(error: Error) -> TextError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = cause {
         if let Some(Raised(reason)) = current.downcast_ref() {
-            return TextError::TemplateRefused {
-                reason: reason.clone(),
-            };
+            return TextError::TemplateRefused { reason: reason.clone() };
         }
         cause = current.source();
     }
@@ -102,10 +82,7 @@ fn explain(error: Error) -> TextError {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     };
-    TextError::Template {
-        problem,
-        line: error.line(),
-    }
+    TextError::Template { problem, line: error.line() }
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent)`.
@@ -176,10 +153,7 @@ fn write_json_items(
     brackets: (char, char),
     json: &mut String,
 ) -> Result<(), Error> {
-    let inner = Layout {
-        depth: layout.depth + 1,
-        ..layout
-    };
+    let inner = Layout { depth: layout.depth + 1, ..layout };
     json.push(brackets.0);
     let mut empty = true;
     for item in value.try_iter()? {
@@ -236,21 +210,12 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 /// 1 January 1970 was a Thursday.
-const WEEKDAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
+const WEEKDAYS: [&str; 7] =
+    ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
 /// `time` in UTC in the given `strftime` format: the date and time directives of C's "C" locale.
 fn strftime(time: SystemTime, format: &str) -> Result<String, Error> {
-    let seconds = time
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil_from_days(days);
     let (month_name, weekday) = (MONTHS[month as usize - 1], WEEKDAYS[(days % 7) as usize]);
@@ -300,11 +265,7 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
@@ -319,13 +280,7 @@ mod tests {
             now: UNIX_EPOCH + Duration::from_secs(951_827_696),
         };
         let messages = vec![Message::new("user", content)];
-        render(Request {
-            source,
-            messages,
-            bos: Some("<s>"),
-            eos: None,
-            options: &options,
-        })
+        render(Request { source, messages, bos: Some("<s>"), eos: None, options: &options })
     }
 
     fn rendered(source: &str) -> String {
@@ -335,10 +290,7 @@ mod tests {
     #[test]
     fn blocks_are_trimmed_as_in_transformers() {
         assert_eq!(rendered("{% if true %}\nx\n  {% endif %}\ny"), "x\ny");
-        assert_eq!(
-            rendered("{{ bos_token }}|{{ eos_token }}|{{ tools is none }}"),
-            "<s>||True"
-        );
+        assert_eq!(rendered("{{ bos_token }}|{{ eos_token }}|{{ tools is none }}"), "<s>||True");
         assert_eq!(
             rendered(
                 "{% for i in [1,2,3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}"
@@ -349,27 +301,15 @@ mod tests {
 
     #[test]
     fn python_methods_work_and_nothing_is_escaped() {
-        assert_eq!(
-            rendered("{{ messages[0].content.strip() }}"),
-            "a \"b\" <c> é"
-        );
-        assert_eq!(
-            rendered("{{ messages[0]['content'].split('<')[-1].startswith('c') }}"),
-            "True"
-        );
+        assert_eq!(rendered("{{ messages[0].content.strip() }}"), "a \"b\" <c> é");
+        assert_eq!(rendered("{{ messages[0]['content'].split('<')[-1].startswith('c') }}"), "True");
     }
 
     #[test]
     fn json_is_pythons() {
-        assert_eq!(
-            rendered("{{ messages[0].content | tojson }}"),
-            r#""a \"b\" <c> é\n""#
-        );
+        assert_eq!(rendered("{{ messages[0].content | tojson }}"), r#""a \"b\" <c> é\n""#);
         let nested = "{{ {'b': [1, 2.5, true, none], 'a': {}} | tojson";
-        assert_eq!(
-            rendered(&format!("{nested} }}}}")),
-            r#"{"b": [1, 2.5, true, null], "a": {}}"#
-        );
+        assert_eq!(rendered(&format!("{nested} }}}}")), r#"{"b": [1, 2.5, true, null], "a": {}}"#);
         assert_eq!(
             rendered(&format!("{nested}(indent=2) }}}}")),
             "{\n  \"b\": [\n    1,\n    2.5,\n    true,\n    null\n  ],\n  \"a\": {}\n}"
@@ -386,13 +326,8 @@ mod tests {
         assert_eq!(civil_from_days(0), (1970, 1, 1));
         assert_eq!(civil_from_days(20_453), (2025, 12, 31));
         assert_eq!(civil_from_days(47_541), (2100, 3, 1));
-        let error = render_with("{{ strftime_now('%Q') }}", "")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("the directive `%Q` is not supported"),
-            "{error}"
-        );
+        let error = render_with("{{ strftime_now('%Q') }}", "").unwrap_err().to_string();
+        assert!(error.contains("the directive `%Q` is not supported"), "{error}");
     }
 
     #[test]
@@ -409,10 +344,7 @@ mod tests {
         );
         let filter = message("{{ 1 | nosuch }}");
         assert!(filter.contains("unknown filter"), "{filter}");
-        assert!(matches!(
-            check("{% if %}"),
-            Err(TextError::Template { line: Some(1), .. })
-        ));
+        assert!(matches!(check("{% if %}"), Err(TextError::Template { line: Some(1), .. })));
     }
 
     #[test]

@@ -37,10 +37,7 @@ impl Markers {
             .map_err(|error| TextError::Vocabulary {
                 reason: format!("its special tokens: {error}"),
             })?;
-        Ok(Markers {
-            finder,
-            ids: chosen.into_iter().map(|(id, _)| id).collect(),
-        })
+        Ok(Markers { finder, ids: chosen.into_iter().map(|(id, _)| id).collect() })
     }
 
     /// The text in pieces, in order; plain pieces are not empty.
@@ -83,9 +80,6 @@ mod tests {
         );
         assert_eq!(pieces(""), []);
         let none = Markers::new(&tokens, &kinds, &[]).unwrap();
-        assert_eq!(
-            none.pieces("<a>").collect::<Vec<_>>(),
-            [Piece::Plain("<a>")]
-        );
+        assert_eq!(none.pieces("<a>").collect::<Vec<_>>(), [Piece::Plain("<a>")]);
     }
 }

@@ -104,12 +104,7 @@ impl PreTokenizer {
 
     /// The words of a normalised text, in order; together they are the text.
     pub(super) fn words<'t>(&'t self, text: &'t str) -> Words<'t> {
-        Words {
-            pre: self,
-            rest: text,
-            section: "",
-            at: 0,
-        }
+        Words { pre: self, rest: text, section: "", at: 0 }
     }
 
     /// Splits off the longest beginning that the pattern is to see alone: SmolLM cuts at every digit first.
@@ -129,10 +124,7 @@ impl PreTokenizer {
     /// End of the word that begins at byte `at` of `section`.
     fn word_end(&self, section: &str, at: usize) -> usize {
         // Every character is in some alternative, so the match is there and begins at `at`.
-        let end = self
-            .pattern
-            .find_at(section, at)
-            .map_or(section.len(), |word| word.end());
+        let end = self.pattern.find_at(section, at).map_or(section.len(), |word| word.end());
         let word = &section[at..end];
         let Some(last) = word.chars().next_back().filter(|c| c.is_whitespace()) else {
             return end;
@@ -181,20 +173,12 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    const KINDS: [PreKind; 4] = [
-        PreKind::Gpt2,
-        PreKind::Smollm,
-        PreKind::Qwen2,
-        PreKind::Llama3,
-    ];
+    const KINDS: [PreKind; 4] = [PreKind::Gpt2, PreKind::Smollm, PreKind::Qwen2, PreKind::Llama3];
 
     fn words(kind: PreKind, text: &str) -> Vec<String> {
         static COMPILED: LazyLock<[PreTokenizer; 4]> =
             LazyLock::new(|| KINDS.map(PreTokenizer::new));
-        COMPILED[kind as usize]
-            .words(text)
-            .map(str::to_owned)
-            .collect()
+        COMPILED[kind as usize].words(text).map(str::to_owned).collect()
     }
 
     /// The published pattern, lookahead included, in a backtracking engine; digits first for SmolLM.
@@ -223,10 +207,7 @@ mod tests {
     fn blanks_give_their_last_to_the_word_behind() {
         assert_eq!(words(PreKind::Gpt2, "a   b  "), ["a", "  ", " b", "  "]);
         assert_eq!(words(PreKind::Gpt2, "a\n\n\tb"), ["a", "\n\n", "\t", "b"]);
-        assert_eq!(
-            words(PreKind::Qwen2, "a \n \n  b."),
-            ["a", " \n \n", " ", " b", "."]
-        );
+        assert_eq!(words(PreKind::Qwen2, "a \n \n  b."), ["a", " \n \n", " ", " b", "."]);
         assert_eq!(words(PreKind::Qwen2, "x = {\n\n"), ["x", " =", " {\n\n"]);
     }
 
@@ -241,11 +222,7 @@ mod tests {
     #[test]
     fn nfc_is_qwens_only() {
         for kind in KINDS {
-            let expected = if kind == PreKind::Qwen2 {
-                "\u{e9}"
-            } else {
-                "e\u{301}"
-            };
+            let expected = if kind == PreKind::Qwen2 { "\u{e9}" } else { "e\u{301}" };
             let pre = PreTokenizer::new(kind);
             assert_eq!(pre.normalize("e\u{301}"), expected, "{kind:?}");
         }
@@ -271,11 +248,7 @@ mod tests {
                 |c: &char| c.is_whitespace() || u32::from(*c) < 0x3100 || u32::from(*c) % 61 == 0;
             for c in ('\0'..=char::MAX).filter(dense) {
                 let text = format!("a{c}{c}b");
-                assert_eq!(
-                    words(kind, &text),
-                    words_by_lookahead(kind, &text),
-                    "{kind:?} {c:?}"
-                );
+                assert_eq!(words(kind, &text), words_by_lookahead(kind, &text), "{kind:?} {c:?}");
             }
         }
     }

@@ -27,10 +27,7 @@ impl StopMatcher {
     pub fn new(stops: Vec<String>) -> Result<StopMatcher, TextError> {
         match stops.iter().position(String::is_empty) {
             Some(index) => Err(TextError::EmptyStopString { index }),
-            None => Ok(StopMatcher {
-                stops,
-                held: String::new(),
-            }),
+            None => Ok(StopMatcher { stops, held: String::new() }),
         }
     }
 
@@ -53,21 +50,17 @@ impl StopMatcher {
 
     /// Start of the stop string that ends first in the held text; of several, the one that starts first.
     fn first_stop(&self) -> Option<usize> {
-        let found = self.stops.iter().filter_map(|stop| {
-            self.held
-                .find(stop)
-                .map(|start| (start + stop.len(), start))
-        });
+        let found = self
+            .stops
+            .iter()
+            .filter_map(|stop| self.held.find(stop).map(|start| (start + stop.len(), start)));
         found.min().map(|(_, start)| start)
     }
 
     /// Bytes at the end of the held text that begin a stop string, at most.
     fn longest_beginning(&self) -> usize {
         let longest_stop = self.stops.iter().map(String::len).max().unwrap_or(0);
-        let candidates = self
-            .held
-            .char_indices()
-            .map(|(start, _)| &self.held[start..]);
+        let candidates = self.held.char_indices().map(|(start, _)| &self.held[start..]);
         candidates
             .skip_while(|end| end.len() >= longest_stop)
             .find(|end| self.stops.iter().any(|stop| stop.starts_with(end)))
@@ -111,25 +104,15 @@ mod tests {
     #[test]
     fn the_stop_that_ends_first_wins_whatever_the_pieces() {
         for pieces in [&["xabcd"][..], &["xab", "cd"], &["x", "a", "b", "c", "d"]] {
-            assert_eq!(
-                run(&["abcd", "bc"], pieces),
-                ("xa".into(), true),
-                "{pieces:?}"
-            );
-            assert_eq!(
-                run(&["bc", "abc"], pieces),
-                ("x".into(), true),
-                "{pieces:?}"
-            );
+            assert_eq!(run(&["abcd", "bc"], pieces), ("xa".into(), true), "{pieces:?}");
+            assert_eq!(run(&["bc", "abc"], pieces), ("x".into(), true), "{pieces:?}");
         }
     }
 
     #[test]
     fn empty_lists_pass_and_empty_strings_are_refused() {
         assert_eq!(run(&[], &["a", "é"]), ("aé".into(), false));
-        let message = StopMatcher::new(vec!["a".into(), String::new()])
-            .unwrap_err()
-            .to_string();
+        let message = StopMatcher::new(vec!["a".into(), String::new()]).unwrap_err().to_string();
         assert!(message.starts_with("stop string 1 is empty"), "{message}");
     }
 

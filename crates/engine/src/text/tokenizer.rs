@@ -73,9 +73,8 @@ impl Tokenizer {
     /// Builds the tokenizer and checks the vocabulary against itself.
     pub fn new(mut source: VocabSource) -> Result<Tokenizer, TextError> {
         refuse_other_families(&source.model)?;
-        let name = source.pre.as_deref().ok_or(TextError::MissingKey {
-            key: "tokenizer.ggml.pre",
-        })?;
+        let name =
+            source.pre.as_deref().ok_or(TextError::MissingKey { key: "tokenizer.ggml.pre" })?;
         let kind = PreKind::from_name(name)?;
         let mut kinds = source.kinds()?;
         let eos = end_tokens(&source, &kinds);
@@ -84,18 +83,13 @@ impl Tokenizer {
             kinds[id as usize] = TokenKind::Control;
         }
         let prompt_bos = if source.add_bos.unwrap_or(kind.adds_bos_by_default()) {
-            Some(source.bos.ok_or(TextError::MissingKey {
-                key: "tokenizer.ggml.bos_token_id",
-            })?)
+            Some(source.bos.ok_or(TextError::MissingKey { key: "tokenizer.ggml.bos_token_id" })?)
         } else {
             None
         };
         let vocab = text_vocabulary(&source.tokens, &kinds);
-        let byte_chars = byte_chars().map(|c| {
-            vocab
-                .contains_key(c.encode_utf8(&mut [0; 4]) as &str)
-                .then_some(c)
-        });
+        let byte_chars = byte_chars()
+            .map(|c| vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str).then_some(c));
         let merges = checked_merges(&source.merges, &vocab)?;
         // Header text is large; the model has its own copy from here on.
         source.merges = Vec::new();
@@ -105,9 +99,7 @@ impl Tokenizer {
             // The crate's cache is per thread and outlives the tokenizer; `Encoding` has its own.
             .cache_capacity(0)
             .build()
-            .map_err(|error| TextError::Vocabulary {
-                reason: error.to_string(),
-            })?;
+            .map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
         let specials = [TokenKind::Control, TokenKind::UserDefined];
         Ok(Tokenizer {
             bpe,
@@ -146,10 +138,7 @@ impl Tokenizer {
     /// What a token is for.
     pub fn kind(&self, id: u32) -> Result<TokenKind, TextError> {
         let vocab = self.vocab_len();
-        self.kinds
-            .get(id as usize)
-            .copied()
-            .ok_or(TextError::TokenOutOfRange { id, vocab })
+        self.kinds.get(id as usize).copied().ok_or(TextError::TokenOutOfRange { id, vocab })
     }
 
     /// A token as the vocabulary writes it (`Ġthe`, `<|im_end|>`): for inspection, not text.
@@ -201,15 +190,9 @@ impl Tokenizer {
 
     /// The model's chat template, compiled.
     pub fn chat_template(&self) -> Result<ChatTemplate, TextError> {
-        let text_of = |id: Option<&u32>| {
-            id.and_then(|&id| self.source.tokens.get(id as usize))
-                .cloned()
-        };
-        let source = self
-            .source
-            .chat_template
-            .clone()
-            .ok_or(TextError::NoChatTemplate)?;
+        let text_of =
+            |id: Option<&u32>| id.and_then(|&id| self.source.tokens.get(id as usize)).cloned();
+        let source = self.source.chat_template.clone().ok_or(TextError::NoChatTemplate)?;
         let controls = self
             .source
             .tokens
@@ -217,10 +200,8 @@ impl Tokenizer {
             .zip(&self.kinds)
             .filter(|(_, kind)| **kind == TokenKind::Control);
         ChatTemplate::new(source, controls.map(|(token, _)| token.as_str())).map(|template| {
-            template.with_markers(
-                text_of(self.source.bos.as_ref()),
-                text_of(self.source.eos.first()),
-            )
+            template
+                .with_markers(text_of(self.source.bos.as_ref()), text_of(self.source.eos.first()))
         })
     }
 
@@ -289,13 +270,7 @@ struct Encoding<'a> {
 
 impl<'a> Encoding<'a> {
     fn new(tokenizer: &'a Tokenizer, poll: Poll<'a>) -> Encoding<'a> {
-        Encoding {
-            tokenizer,
-            ids: Vec::new(),
-            poll,
-            done: 0,
-            polled: 0,
-        }
+        Encoding { tokenizer, ids: Vec::new(), poll, done: 0, polled: 0 }
     }
 
     fn text(&mut self, text: &str, specials: Specials) -> Result<(), TextError> {
@@ -314,12 +289,7 @@ impl<'a> Encoding<'a> {
 
     fn marker(&mut self, id: u32) {
         self.ids.push(id);
-        self.done += self
-            .tokenizer
-            .source
-            .tokens
-            .get(id as usize)
-            .map_or(0, String::len);
+        self.done += self.tokenizer.source.tokens.get(id as usize).map_or(0, String::len);
     }
 
     /// Appends the ids of text without fixed strings.
@@ -354,18 +324,13 @@ impl<'a> Encoding<'a> {
         stand_ins.clear();
         for (offset, character) in word.char_indices() {
             for &byte in character.encode_utf8(&mut [0; 4]).as_bytes() {
-                let no_token = TextError::NoTokenForByte {
-                    byte,
-                    character,
-                    offset: self.done + offset,
-                };
+                let no_token =
+                    TextError::NoTokenForByte { byte, character, offset: self.done + offset };
                 stand_ins.push(self.tokenizer.byte_chars[byte as usize].ok_or(no_token)?);
             }
         }
         let tokens = self.tokenizer.bpe.tokenize(stand_ins);
-        let tokens = tokens.map_err(|error| TextError::Vocabulary {
-            reason: error.to_string(),
-        })?;
+        let tokens = tokens.map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
         self.ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
@@ -376,15 +341,8 @@ fn end_tokens(source: &VocabSource, kinds: &[TokenKind]) -> Vec<u32> {
     let marks = |(token, kind): (&String, &TokenKind)| {
         *kind == TokenKind::Control && END_MARKERS.contains(&token.as_str())
     };
-    let known = (0u32..)
-        .zip(source.tokens.iter().zip(kinds))
-        .filter(|&(_, pair)| marks(pair));
-    let mut eos: Vec<u32> = source
-        .eos
-        .iter()
-        .copied()
-        .chain(known.map(|(id, _)| id))
-        .collect();
+    let known = (0u32..).zip(source.tokens.iter().zip(kinds)).filter(|&(_, pair)| marks(pair));
+    let mut eos: Vec<u32> = source.eos.iter().copied().chain(known.map(|(id, _)| id)).collect();
     eos.sort_unstable();
     eos.dedup();
     eos
@@ -410,11 +368,11 @@ fn checked_merges(merges: &[String], vocab: &Vocab) -> Result<Merges, TextError>
                 && vocab.contains_key(*right)
                 && vocab.contains_key(&format!("{left}{right}"))
         };
-        pair.filter(known)
-            .map(|(left, right)| (left.to_owned(), right.to_owned()))
-            .ok_or_else(|| TextError::Vocabulary {
+        pair.filter(known).map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(
+            || TextError::Vocabulary {
                 reason: format!("merge {rank}, {merge:?}, does not join two tokens to a third"),
-            })
+            },
+        )
     };
     merges.iter().enumerate().map(pair).collect()
 }

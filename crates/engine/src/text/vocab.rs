@@ -73,12 +73,7 @@ impl VocabSource {
             let reason = format!("{vocab} tokens, but {} token types", self.token_types.len());
             return Err(TextError::Vocabulary { reason });
         }
-        if let Some(&id) = self
-            .bos
-            .iter()
-            .chain(&self.eos)
-            .find(|&&id| id as usize >= vocab)
-        {
+        if let Some(&id) = self.bos.iter().chain(&self.eos).find(|&&id| id as usize >= vocab) {
             return Err(TextError::TokenOutOfRange { id, vocab });
         }
         let kind = |(id, &code): (usize, &i32)| {
@@ -94,9 +89,7 @@ impl VocabSource {
 pub(super) fn refuse_other_families(model: &str) -> Result<(), TextError> {
     match model {
         "gpt2" => Ok(()),
-        other => Err(TextError::UnsupportedModel {
-            model: other.to_owned(),
-        }),
+        other => Err(TextError::UnsupportedModel { model: other.to_owned() }),
     }
 }
 
@@ -135,9 +128,7 @@ pub(super) fn byte_chars() -> [char; 256] {
         let byte = byte as u8;
         match byte {
             b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-            _ => next_stand_in
-                .next()
-                .unwrap_or_else(|| unreachable!("the range has no end")),
+            _ => next_stand_in.next().unwrap_or_else(|| unreachable!("the range has no end")),
         }
     })
 }
@@ -153,10 +144,7 @@ impl TokenBytes {
     pub(super) fn new(tokens: &[String], kinds: &[TokenKind]) -> TokenBytes {
         let byte_of: std::collections::HashMap<char, u8> =
             byte_chars().into_iter().zip(0u8..=255).collect();
-        let mut table = TokenBytes {
-            bytes: Vec::new(),
-            ends: Vec::with_capacity(tokens.len()),
-        };
+        let mut table = TokenBytes { bytes: Vec::new(), ends: Vec::with_capacity(tokens.len()) };
         for (token, kind) in tokens.iter().zip(kinds) {
             match kind {
                 TokenKind::Control | TokenKind::Unused => {}
@@ -165,9 +153,7 @@ impl TokenBytes {
                     let bytes: Option<Vec<u8>> =
                         token.chars().map(|c| byte_of.get(&c).copied()).collect();
                     // A token with a character that stands for no byte can only be meant literally.
-                    table
-                        .bytes
-                        .extend(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
+                    table.bytes.extend(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
                 }
             }
             table.ends.push(table.bytes.len());
@@ -181,10 +167,7 @@ impl TokenBytes {
 
     pub(super) fn get(&self, id: u32) -> Result<&[u8], TextError> {
         let index = id as usize;
-        let out_of_range = TextError::TokenOutOfRange {
-            id,
-            vocab: self.len(),
-        };
+        let out_of_range = TextError::TokenOutOfRange { id, vocab: self.len() };
         let &end = self.ends.get(index).ok_or(out_of_range)?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         Ok(&self.bytes[start..end])
@@ -222,10 +205,7 @@ mod tests {
         assert_eq!(get(4), "日本".as_bytes());
         assert_eq!(get(5), b"");
         assert_eq!(get(6), "日".as_bytes());
-        assert!(matches!(
-            table.get(7),
-            Err(TextError::TokenOutOfRange { id: 7, vocab: 7 })
-        ));
+        assert!(matches!(table.get(7), Err(TextError::TokenOutOfRange { id: 7, vocab: 7 })));
     }
 
     #[test]
@@ -238,32 +218,17 @@ mod tests {
         assert_eq!(source.kinds().unwrap(), [TokenKind::Text; 2]);
         let error = |source: VocabSource| source.kinds().unwrap_err().to_string();
         assert!(
-            error(VocabSource {
-                token_types: vec![1],
-                ..source.clone()
-            })
-            .contains("2 tokens, but 1 token types")
+            error(VocabSource { token_types: vec![1], ..source.clone() })
+                .contains("2 tokens, but 1 token types")
         );
         assert!(
-            error(VocabSource {
-                token_types: vec![1, 9],
-                ..source.clone()
-            })
-            .contains("token 1 has the unknown type 9")
+            error(VocabSource { token_types: vec![1, 9], ..source.clone() })
+                .contains("token 1 has the unknown type 9")
         );
         assert!(
-            error(VocabSource {
-                eos: vec![0, 2],
-                ..source.clone()
-            })
-            .contains("token id 2 is not in the vocabulary of 2")
+            error(VocabSource { eos: vec![0, 2], ..source.clone() })
+                .contains("token id 2 is not in the vocabulary of 2")
         );
-        assert!(
-            error(VocabSource {
-                bos: Some(5),
-                ..source
-            })
-            .contains("token id 5")
-        );
+        assert!(error(VocabSource { bos: Some(5), ..source }).contains("token id 5"));
     }
 }

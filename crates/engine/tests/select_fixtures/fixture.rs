@@ -114,15 +114,9 @@ fn case(name: &'static str) -> Case {
     let inputs = &json["inputs"];
     let size = |key: &str| count(&json["dims"][key]);
     // A case with the tensors of another one observes its last W queries.
-    let other = inputs
-        .get("same_as")
-        .map(|other| read(other.as_str().unwrap()));
+    let other = inputs.get("same_as").map(|other| read(other.as_str().unwrap()));
     let tensors = other.as_ref().map_or(inputs, |other| &other["inputs"]);
-    let dims = SelectionDims {
-        n_tokens: size("s"),
-        kv_heads: size("hkv"),
-        group: size("groups"),
-    };
+    let dims = SelectionDims { n_tokens: size("s"), kv_heads: size("hkv"), group: size("groups") };
     let case = Case {
         name,
         dims,
@@ -145,22 +139,9 @@ fn case(name: &'static str) -> Case {
             .collect(),
     };
     assert_eq!(case.q.len(), case.query_heads(), "{name}");
-    assert!(
-        case.q
-            .iter()
-            .all(|q| q.len() == case.window * case.head_dim),
-        "{name}"
-    );
-    assert!(
-        case.k
-            .iter()
-            .all(|k| k.len() == dims.n_tokens * case.head_dim),
-        "{name}"
-    );
-    assert!(
-        case.attn_mean.iter().all(|row| row.len() == case.prefix()),
-        "{name}"
-    );
+    assert!(case.q.iter().all(|q| q.len() == case.window * case.head_dim), "{name}");
+    assert!(case.k.iter().all(|k| k.len() == dims.n_tokens * case.head_dim), "{name}");
+    assert!(case.attn_mean.iter().all(|row| row.len() == case.prefix()), "{name}");
     case
 }
 
@@ -170,10 +151,7 @@ fn expected(json: &Value, kv_heads: usize) -> Option<Expected> {
     let selectors = match id {
         "streaming" => {
             let sinks = count(&json["params"]["sinks"]);
-            vec![Selector {
-                sinks,
-                ..Selector::new(Scorer::Recency)
-            }]
+            vec![Selector { sinks, ..Selector::new(Scorer::Recency) }]
         }
         "snapkv_kvpress" => [PoolOrder::GroupThenPool, PoolOrder::PoolThenGroup]
             .map(|order| observing(&json["params"], order))
@@ -191,9 +169,7 @@ fn expected(json: &Value, kv_heads: usize) -> Option<Expected> {
     Some(Expected {
         id: id.to_owned(),
         selectors,
-        scores: json
-            .get("scores")
-            .map(|rows| list(rows, |row| list(row, number))),
+        scores: json.get("scores").map(|rows| list(rows, |row| list(row, number))),
         sets: list(&json["sets"], |set| kept_set(set, kv_heads)),
     })
 }
@@ -210,13 +186,7 @@ fn observing(params: &Value, order: PoolOrder) -> Selector {
         other => panic!("group {other}"),
     };
     let (window, kernel) = (count(&params["window"]), count(&params["kernel"]));
-    Selector::new(Scorer::Observation(Observation {
-        window,
-        kernel,
-        pool,
-        group,
-        order,
-    }))
+    Selector::new(Scorer::Observation(Observation { window, kernel, pool, group, order }))
 }
 
 fn kept_set(json: &Value, kv_heads: usize) -> KeptSet {
@@ -226,27 +196,18 @@ fn kept_set(json: &Value, kv_heads: usize) -> KeptSet {
         Some(lists[if lists.len() == 1 { 0 } else { head }].clone())
     };
     let positions = |key, head| {
-        of_head(key, head).map_or(Vec::new(), |positions| {
-            list(&positions, |p| count(p) as u32)
-        })
+        of_head(key, head).map_or(Vec::new(), |positions| list(&positions, |p| count(p) as u32))
     };
     let head = |head| KeptHead {
         kept: positions("kept", head),
         ambiguous: positions("ambiguous", head),
         exact_tie: of_head("tie_kind", head).is_some_and(|kind| kind == "exact"),
     };
-    KeptSet {
-        budget: count(&json["budget"]),
-        heads: (0..kv_heads).map(head).collect(),
-    }
+    KeptSet { budget: count(&json["budget"]), heads: (0..kv_heads).map(head).collect() }
 }
 
 fn list<T>(json: &Value, item: impl Fn(&Value) -> T) -> Vec<T> {
-    json.as_array()
-        .unwrap_or_else(|| panic!("not a list: {json}"))
-        .iter()
-        .map(item)
-        .collect()
+    json.as_array().unwrap_or_else(|| panic!("not a list: {json}")).iter().map(item).collect()
 }
 
 fn flat(json: &Value) -> Vec<f32> {
@@ -254,11 +215,9 @@ fn flat(json: &Value) -> Vec<f32> {
 }
 
 fn number(json: &Value) -> f64 {
-    json.as_f64()
-        .unwrap_or_else(|| panic!("not a number: {json}"))
+    json.as_f64().unwrap_or_else(|| panic!("not a number: {json}"))
 }
 
 fn count(json: &Value) -> usize {
-    json.as_u64()
-        .unwrap_or_else(|| panic!("not a count: {json}")) as usize
+    json.as_u64().unwrap_or_else(|| panic!("not a count: {json}")) as usize
 }

@@ -38,16 +38,11 @@ impl Report {
     fn assert_clean(&self) {
         let shown: Vec<_> = self.failures.iter().take(20).cloned().collect();
         let count = self.failures.len();
-        assert!(
-            shown.is_empty(),
-            "{count} failures, the first:\n{}",
-            shown.join("\n")
-        );
+        assert!(shown.is_empty(), "{count} failures, the first:\n{}", shown.join("\n"));
     }
 
     fn fail(&mut self, place: &str, error: Option<String>) {
-        self.failures
-            .extend(error.map(|error| format!("{place}: {error}")));
+        self.failures.extend(error.map(|error| format!("{place}: {error}")));
     }
 }
 
@@ -133,12 +128,7 @@ fn streaming_over_the_kernels_of_every_tier() {
             for case in cases() {
                 let kernels = KernelScorer::new(&case, isa, element);
                 let report = check(&case, &Streaming::new(&kernels));
-                eprintln!(
-                    "{} {element:?} {}: {} sets",
-                    isa.name(),
-                    case.name,
-                    report.sets
-                );
+                eprintln!("{} {element:?} {}: {} sets", isa.name(), case.name, report.sets);
                 report.assert_clean();
                 sets += report.sets;
             }
@@ -164,11 +154,7 @@ fn check_statistics(case: &Case, kernels: &KernelScorer) {
     // The relative bound decides in every case; the absolute one only where it is
     // smaller.
     let relative = score_tolerance(case, 1);
-    let absolute = if case.name.starts_with("c_") {
-        f64::INFINITY
-    } else {
-        1e-5
-    };
+    let absolute = if case.name.starts_with("c_") { f64::INFINITY } else { 1e-5 };
     for head in 0..case.query_heads() {
         for row in 0..case.window {
             let max = f64::from(kernels.row_max[head][row]);
@@ -202,13 +188,7 @@ fn streaming_equals_the_dense_control() {
     for case in cases() {
         for isa in Isa::available() {
             let kernels = KernelScorer::new(&case, isa, Element::Bf16);
-            let (streaming, dense) = (
-                Streaming::new(&kernels),
-                Dense {
-                    raw: &kernels,
-                    bug: None,
-                },
-            );
+            let (streaming, dense) = (Streaming::new(&kernels), Dense { raw: &kernels, bug: None });
             for expected in &case.expected {
                 for selector in &expected.selectors {
                     for block in [1, 2, 5, 7, 32, 63, 64, case.dims.n_tokens] {
@@ -237,22 +217,10 @@ fn the_dense_copy_passes_without_a_bug() {
 #[test]
 fn every_bug_after_scoring_is_noticed() {
     for bug in SelectBug::ALL {
-        let report = check_all(None, |case, raw| {
-            check(
-                case,
-                &Dense {
-                    raw,
-                    bug: Some(bug),
-                },
-            )
-        });
+        let report = check_all(None, |case, raw| check(case, &Dense { raw, bug: Some(bug) }));
         assert!(!report.failures.is_empty(), "{bug:?} passes");
         // By the sets too, not only by scores.
-        let sets = report
-            .failures
-            .iter()
-            .filter(|failure| failure.contains(" K "))
-            .count();
+        let sets = report.failures.iter().filter(|failure| failure.contains(" K ")).count();
         assert!(sets > 0, "{bug:?} is seen by scores only");
     }
 }
@@ -272,42 +240,22 @@ fn every_wrong_selector_is_noticed() {
             return selector;
         };
         edit(&mut observation);
-        Selector {
-            scorer: Scorer::Observation(observation),
-            ..selector
-        }
+        Selector { scorer: Scorer::Observation(observation), ..selector }
     }
     let mistakes: [(&str, Edit); 7] = [
         ("wider kernel", |s| observing(s, |o| o.kernel += 2)),
         ("narrower kernel", |s| observing(s, |o| o.kernel -= 2)),
         ("no pooling", |s| observing(s, |o| o.kernel = 1)),
         ("average for maximum", |s| {
-            observing(s, |o| {
-                o.pool = if o.pool == Pool::Max {
-                    Pool::Avg
-                } else {
-                    Pool::Max
-                }
-            })
+            observing(s, |o| o.pool = if o.pool == Pool::Max { Pool::Avg } else { Pool::Max })
         }),
-        ("group maximum for mean", |s| {
-            observing(s, |o| o.group = GroupReduce::Max)
-        }),
-        ("pooling before grouping", |s| {
-            observing(s, |o| o.order = PoolOrder::PoolThenGroup)
-        }),
-        ("one sink too few", |s| Selector {
-            sinks: s.sinks.saturating_sub(1),
-            ..s
-        }),
+        ("group maximum for mean", |s| observing(s, |o| o.group = GroupReduce::Max)),
+        ("pooling before grouping", |s| observing(s, |o| o.order = PoolOrder::PoolThenGroup)),
+        ("one sink too few", |s| Selector { sinks: s.sinks.saturating_sub(1), ..s }),
     ];
     for (name, edit) in mistakes {
         let report = check_all(None, |case, raw| check(case, &Streaming { raw, edit }));
-        let sets = report
-            .failures
-            .iter()
-            .filter(|failure| failure.contains(" K "))
-            .count();
+        let sets = report.failures.iter().filter(|failure| failure.contains(" K ")).count();
         assert!(sets > 0, "{name} passes");
     }
 }

@@ -26,9 +26,7 @@ fn observation(selector: &Selector) -> Observation {
 }
 
 fn blocks(end: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..end)
-        .step_by(block)
-        .map(move |start| start..(start + block).min(end))
+    (0..end).step_by(block).map(move |start| start..(start + block).min(end))
 }
 
 /// A change to a selector.
@@ -43,17 +41,13 @@ pub struct Streaming<'a> {
 
 impl<'a> Streaming<'a> {
     pub fn new(raw: &'a dyn RawScores) -> Self {
-        Streaming {
-            raw,
-            edit: |selector| selector,
-        }
+        Streaming { raw, edit: |selector| selector }
     }
 
     /// A score block with the rows that the selection asks for.
     fn rows(&self, case: &Case, rows: ScoreRows, keys: Range<usize>) -> Vec<f32> {
-        let per_query_head: Vec<f32> = (0..case.query_heads())
-            .flat_map(|head| self.raw.block(head, keys.clone()))
-            .collect();
+        let per_query_head: Vec<f32> =
+            (0..case.query_heads()).flat_map(|head| self.raw.block(head, keys.clone())).collect();
         let ScoreRows::Grouped(reduce) = rows else {
             return per_query_head;
         };
@@ -83,9 +77,7 @@ impl Pipeline for Streaming<'_> {
         let mut out = vec![Vec::new(); case.dims.kv_heads];
         for keys in blocks(case.prefix(), block) {
             let scores = self.rows(case, rows, keys.clone());
-            pooling
-                .push(keys, &scores, |head, _, score| out[head].push(score))
-                .unwrap();
+            pooling.push(keys, &scores, |head, _, score| out[head].push(score)).unwrap();
         }
         pooling.flush(|head, _, score| out[head].push(score));
         out
@@ -102,12 +94,7 @@ impl Pipeline for Streaming<'_> {
             }
         }
         let kept = selection.finish();
-        let positions = |head| {
-            kept.head(head)
-                .iter()
-                .map(|position: &Pos| position.0)
-                .collect()
-        };
+        let positions = |head| kept.head(head).iter().map(|position: &Pos| position.0).collect();
         (0..kept.n_heads()).map(positions).collect()
     }
 }
@@ -157,11 +144,7 @@ impl Dense<'_> {
     fn pool_row(&self, row: &[f32], n: usize, o: Observation, block: usize) -> Vec<f32> {
         let half = o.kernel / 2;
         // With the leak, the first window column is a neighbour of the prefix.
-        let end = if self.has(SelectBug::WindowLeaksIntoPrefix) {
-            n + 1
-        } else {
-            n
-        };
+        let end = if self.has(SelectBug::WindowLeaksIntoPrefix) { n + 1 } else { n };
         let pool = |at: usize| {
             let (from, to) = if self.has(SelectBug::NoHalo) {
                 (at / block * block, (at / block * block + block).min(n))
@@ -169,11 +152,8 @@ impl Dense<'_> {
                 (0, end)
             };
             let near = &row[at.saturating_sub(half).max(from)..(at + half + 1).min(to)];
-            let divisor = if self.has(SelectBug::DivisorWithoutPadding) {
-                near.len()
-            } else {
-                o.kernel
-            };
+            let divisor =
+                if self.has(SelectBug::DivisorWithoutPadding) { near.len() } else { o.kernel };
             match o.pool {
                 Pool::Avg => near.iter().sum::<f32>() / divisor as f32,
                 Pool::Max => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
@@ -198,16 +178,13 @@ impl Dense<'_> {
 impl Pipeline for Dense<'_> {
     fn pooled(&self, case: &Case, selector: &Selector, block: usize) -> Vec<Vec<f32>> {
         let (o, n) = (observation(selector), case.prefix());
-        let heads: Vec<Vec<f32>> = (0..case.query_heads())
-            .map(|head| self.raw.block(head, 0..n + 1))
-            .collect();
+        let heads: Vec<Vec<f32>> =
+            (0..case.query_heads()).map(|head| self.raw.block(head, 0..n + 1)).collect();
         let group = |group: &[Vec<f32>]| match o.order {
             PoolOrder::GroupThenPool => self.pool_row(&Self::reduce(group, o.group), n, o, block),
             PoolOrder::PoolThenGroup => {
-                let pooled: Vec<_> = group
-                    .iter()
-                    .map(|row| self.pool_row(row, n, o, block))
-                    .collect();
+                let pooled: Vec<_> =
+                    group.iter().map(|row| self.pool_row(row, n, o, block)).collect();
                 Self::reduce(&pooled, o.group)
             }
         };
@@ -221,9 +198,7 @@ impl Pipeline for Dense<'_> {
         }
         if selector.scorer == Scorer::Recency {
             let recent = n_tokens + selector.sinks - budget;
-            let kept = (0..selector.sinks)
-                .chain(recent..n_tokens)
-                .map(|p| p as u32);
+            let kept = (0..selector.sinks).chain(recent..n_tokens).map(|p| p as u32);
             return vec![kept.collect(); case.dims.kv_heads];
         }
         let mut free = budget - case.window;
@@ -237,11 +212,8 @@ impl Pipeline for Dense<'_> {
             let mut ranked: Vec<usize> = (0..scores.len()).collect();
             ranked.sort_by(|&a, &b| {
                 let by_score = scores[b].total_cmp(&scores[a]);
-                let by_score = if self.has(SelectBug::LowestScores) {
-                    by_score.reverse()
-                } else {
-                    by_score
-                };
+                let by_score =
+                    if self.has(SelectBug::LowestScores) { by_score.reverse() } else { by_score };
                 let by_position = a.cmp(&b);
                 by_score.then(if self.has(SelectBug::ReversedTies) {
                     by_position.reverse()
@@ -254,9 +226,6 @@ impl Pipeline for Dense<'_> {
             kept.sort_unstable();
             kept
         };
-        self.pooled(case, selector, block)
-            .into_iter()
-            .map(select)
-            .collect()
+        self.pooled(case, selector, block).into_iter().map(select).collect()
     }
 }

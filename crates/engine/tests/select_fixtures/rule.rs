@@ -16,27 +16,18 @@ pub fn set_error(got: &[u32], want: &KeptHead, strict: bool) -> Option<String> {
         return None;
     }
     let only = |a: &[u32], b: &[u32]| -> Vec<u32> {
-        a.iter()
-            .copied()
-            .filter(|position| !b.contains(position))
-            .collect()
+        a.iter().copied().filter(|position| !b.contains(position)).collect()
     };
     let (extra, missing) = (only(got, &want.kept), only(&want.kept, got));
     let swapped = [extra.clone(), missing.clone()].concat();
     let ascending = got.windows(2).all(|pair| pair[0] < pair[1]);
     let allowed = got.len() == want.kept.len()
         && ascending
-        && swapped
-            .iter()
-            .all(|position| want.ambiguous.contains(position));
+        && swapped.iter().all(|position| want.ambiguous.contains(position));
     if allowed && !(strict && want.exact_tie) {
         return None;
     }
-    Some(format!(
-        "{} kept of {}, extra {extra:?}, missing {missing:?}",
-        got.len(),
-        want.kept.len()
-    ))
+    Some(format!("{} kept of {}, extra {extra:?}, missing {missing:?}", got.len(), want.kept.len()))
 }
 
 /// Whether exact ties must be broken by the order. Equal reduced scores stay
@@ -44,11 +35,7 @@ pub fn set_error(got: &[u32], want: &KeptHead, strict: bool) -> Option<String> {
 /// pooling, add equal numbers in another order and need not; and in the outlier
 /// case probabilities that differ in f64 underflow to equal ones in f32.
 pub fn ties_are_strict(case: &Case, expected: &Expected) -> bool {
-    let ids = [
-        "snapkv_grouped_mean_max",
-        "snapkv_grouped_max_max",
-        "streaming",
-    ];
+    let ids = ["snapkv_grouped_mean_max", "snapkv_grouped_max_max", "streaming"];
     ids.iter().any(|id| expected.id.starts_with(id)) && !case.name.starts_with("c_")
 }
 
@@ -76,19 +63,12 @@ pub fn number_error(got: f64, want: f64, tolerance: f64, floor: f64) -> Option<S
 }
 
 fn head(kept: &[u32], ambiguous: &[u32], exact_tie: bool) -> KeptHead {
-    KeptHead {
-        kept: kept.to_vec(),
-        ambiguous: ambiguous.to_vec(),
-        exact_tie,
-    }
+    KeptHead { kept: kept.to_vec(), ambiguous: ambiguous.to_vec(), exact_tie }
 }
 
 #[test]
 fn equal_sets_pass() {
-    assert_eq!(
-        set_error(&[1, 2, 9], &head(&[1, 2, 9], &[], false), true),
-        None
-    );
+    assert_eq!(set_error(&[1, 2, 9], &head(&[1, 2, 9], &[], false), true), None);
 }
 
 #[test]
@@ -102,15 +82,7 @@ fn swaps_inside_the_ambiguous_positions_pass() {
 #[test]
 fn any_other_difference_fails() {
     let want = head(&[1, 2, 9], &[2, 5], false);
-    for got in [
-        &[1, 2][..],
-        &[1, 2, 5, 9],
-        &[1, 5],
-        &[1, 3, 9],
-        &[0, 2, 9],
-        &[9, 2, 1],
-        &[],
-    ] {
+    for got in [&[1, 2][..], &[1, 2, 5, 9], &[1, 5], &[1, 3, 9], &[0, 2, 9], &[9, 2, 1], &[]] {
         assert!(set_error(got, &want, false).is_some(), "{got:?}");
     }
     let unambiguous = head(&[1, 2, 9], &[], false);

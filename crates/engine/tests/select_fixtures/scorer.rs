@@ -43,9 +43,7 @@ pub struct DenseScorer {
 
 impl DenseScorer {
     pub fn new(case: &Case, bug: Option<ScorerBug>) -> Self {
-        let means = (0..case.query_heads())
-            .map(|head| dense_head(case, head, bug))
-            .collect();
+        let means = (0..case.query_heads()).map(|head| dense_head(case, head, bug)).collect();
         DenseScorer { means }
     }
 }
@@ -90,11 +88,7 @@ fn dense_head(case: &Case, head: usize, bug: Option<ScorerBug>) -> Vec<f32> {
             *mean += (logit - max).exp() / sum;
         }
     }
-    let rows = if bug == Some(ScorerBug::SumOverRows) {
-        1.0
-    } else {
-        case.window as f64
-    };
+    let rows = if bug == Some(ScorerBug::SumOverRows) { 1.0 } else { case.window as f64 };
     means.iter().map(|sum| (sum / rows) as f32).collect()
 }
 
@@ -113,33 +107,18 @@ pub struct KernelScorer<'a> {
 
 impl<'a> KernelScorer<'a> {
     pub fn new(case: &'a Case, isa: Isa, element: Element) -> Self {
-        let layout = KvLayout {
-            head_dim: case.head_dim,
-            element,
-        };
+        let layout = KvLayout { head_dim: case.head_dim, element };
         let rows = case.dims.n_tokens;
         let store = |keys: &Vec<f32>| {
             let mut blocks = vec![0; layout.k_bytes(rows).unwrap()];
-            let append = Append {
-                first_pos: 0,
-                rows,
-                src: keys,
-                stride: case.head_dim,
-            };
+            let append = Append { first_pos: 0, rows, src: keys, stride: case.head_dim };
             append_k(isa, layout, &mut blocks, &append);
             blocks
         };
         let blocks = case.k.iter().map(store).collect();
         let empty = vec![vec![0.0; case.window]; case.query_heads()];
         let (row_max, row_sum) = (empty.clone(), empty);
-        let mut scorer = KernelScorer {
-            isa,
-            case,
-            layout,
-            blocks,
-            row_max,
-            row_sum,
-        };
+        let mut scorer = KernelScorer { isa, case, layout, blocks, row_max, row_sum };
         for head in 0..case.query_heads() {
             let (mut max, mut sum) = (vec![0.0; case.window], vec![0.0; case.window]);
             let mut scratch = scorer.scratch();
@@ -168,18 +147,8 @@ impl<'a> KernelScorer<'a> {
 impl RawScores for KernelScorer<'_> {
     fn block(&self, head: usize, keys: Range<usize>) -> Vec<f32> {
         let mut out = vec![0.0; keys.len()];
-        let stats = RowStats {
-            max: &self.row_max[head],
-            sum: &self.row_sum[head],
-        };
-        score_block(
-            self.isa,
-            &self.head(head),
-            stats,
-            keys,
-            &mut out,
-            &mut self.scratch(),
-        );
+        let stats = RowStats { max: &self.row_max[head], sum: &self.row_sum[head] };
+        score_block(self.isa, &self.head(head), stats, keys, &mut out, &mut self.scratch());
         out
     }
 }

@@ -30,13 +30,7 @@ pub fn string(bytes: &[u8]) -> Vec<u8> {
 
 /// Type and value of an array of `len` elements of type `element`, whatever `data` is.
 pub fn array_of(element: u32, len: u64, data: &[u8]) -> Vec<u8> {
-    [
-        9u32.to_le_bytes().as_slice(),
-        &element.to_le_bytes(),
-        &len.to_le_bytes(),
-        data,
-    ]
-    .concat()
+    [9u32.to_le_bytes().as_slice(), &element.to_le_bytes(), &len.to_le_bytes(), data].concat()
 }
 
 /// The bytes of [`Raw::valid`].
@@ -66,10 +60,7 @@ impl Raw {
             "general.architecture",
             [8u32.to_le_bytes().to_vec(), string(b"llama")].concat(),
         );
-        file.push_entry(
-            "llama.block_count",
-            [4u32.to_le_bytes(), 2u32.to_le_bytes()].concat(),
-        );
+        file.push_entry("llama.block_count", [4u32.to_le_bytes(), 2u32.to_le_bytes()].concat());
         file.push_entry(
             "llama.rope.freq_base",
             [6u32.to_le_bytes(), 1e4f32.to_le_bytes()].concat(),
@@ -88,8 +79,7 @@ impl Raw {
     }
 
     pub fn push_entry(&mut self, key: &str, typed_value: Vec<u8>) {
-        self.entries
-            .push([string(key.as_bytes()), typed_value].concat());
+        self.entries.push([string(key.as_bytes()), typed_value].concat());
     }
 
     pub fn with_value(key: &str, typed_value: Vec<u8>) -> Raw {
@@ -108,24 +98,13 @@ impl Raw {
     pub fn bytes_without_padding(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
-        out.extend(
-            self.n_tensors
-                .unwrap_or(self.tensors.len() as u64)
-                .to_le_bytes(),
-        );
-        out.extend(
-            self.n_entries
-                .unwrap_or(self.entries.len() as u64)
-                .to_le_bytes(),
-        );
+        out.extend(self.n_tensors.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        out.extend(self.n_entries.unwrap_or(self.entries.len() as u64).to_le_bytes());
         out.extend(self.entries.concat());
         for tensor in &self.tensors {
             out.extend(string(&tensor.name));
             out.extend((tensor.shape.len() as u32).to_le_bytes());
-            tensor
-                .shape
-                .iter()
-                .for_each(|n| out.extend(n.to_le_bytes()));
+            tensor.shape.iter().for_each(|n| out.extend(n.to_le_bytes()));
             out.extend(tensor.ty.to_le_bytes());
             out.extend(tensor.offset.to_le_bytes());
         }

@@ -20,9 +20,7 @@ const DOTS: usize = 4;
 
 /// Length of [`super::attend_one_scratch_len`].
 pub(super) fn scratch_len(layout: KvLayout, group: usize) -> usize {
-    parts(layout.head_dim.next_multiple_of(MAX_WIDTH), group)
-        .iter()
-        .sum()
+    parts(layout.head_dim.next_multiple_of(MAX_WIDTH), group).iter().sum()
 }
 
 /// Floats of each scratch part for rows of `width` floats: K rows, V rows, queries, weights, output, maxima, sums.
@@ -52,13 +50,7 @@ impl Kernel for Decode<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Decode {
-            layout,
-            scale,
-            q,
-            segments,
-            scratch,
-        } = self;
+        let Decode { layout, scale, q, segments, scratch } = self;
         let (d, row_bytes) = (layout.head_dim, layout.row_bytes());
         let mut heads = Heads::new::<L>(d, q.len() / d, scratch);
         heads.pack(lanes, scale, q);
@@ -73,10 +65,8 @@ impl Kernel for Decode<'_> {
                 heads.attend_block(lanes, k.len() / row_bytes);
             }
         }
-        for ((to, from), &sum) in q
-            .chunks_exact_mut(d)
-            .zip(heads.out.chunks_exact(heads.width))
-            .zip(&*heads.sum)
+        for ((to, from), &sum) in
+            q.chunks_exact_mut(d).zip(heads.out.chunks_exact(heads.width)).zip(&*heads.sum)
         {
             normalise(lanes, from, sum, to);
         }
@@ -113,16 +103,7 @@ impl<'a> Heads<'a> {
             rest = tail;
             part
         });
-        Heads {
-            width,
-            k,
-            v,
-            q,
-            weights,
-            out,
-            max,
-            sum,
-        }
+        Heads { width, k, v, q, weights, out, max, sum }
     }
 
     /// Takes the scaled queries in and resets the running state.
@@ -130,11 +111,7 @@ impl<'a> Heads<'a> {
     fn pack<L: Lanes>(&mut self, lanes: L, scale: f32, q: &[f32]) {
         let head_dim = q.len() / self.max.len();
         self.q.fill(0.0);
-        for (packed, from) in self
-            .q
-            .chunks_exact_mut(self.width)
-            .zip(q.chunks_exact(head_dim))
-        {
+        for (packed, from) in self.q.chunks_exact_mut(self.width).zip(q.chunks_exact(head_dim)) {
             pack_query(lanes, scale, from, &mut packed[..head_dim]);
         }
         self.out.fill(0.0);
@@ -150,17 +127,10 @@ impl<'a> Heads<'a> {
             let query = &self.q[head * self.width..][..self.width];
             let weights = &mut self.weights[head * KEY_BLOCK..][..KEY_BLOCK];
             dots(lanes, query, self.k, &mut weights[..keys]);
-            let mut running = Running {
-                max: self.max[head],
-                sum: self.sum[head],
-            };
+            let mut running = Running { max: self.max[head], sum: self.sum[head] };
             let alpha = running.fold(lanes, weights, keys);
             (self.max[head], self.sum[head]) = (running.max, running.sum);
-            rescale(
-                lanes,
-                alpha,
-                &mut self.out[head * self.width..][..self.width],
-            );
+            rescale(lanes, alpha, &mut self.out[head * self.width..][..self.width]);
         }
         for column in (0..self.width).step_by(tile::width::<L>()) {
             let product = Product {
@@ -170,10 +140,7 @@ impl<'a> Heads<'a> {
                 ldb: self.width,
                 k: keys,
             };
-            let mut sink = Extend {
-                out: &mut self.out[column..],
-                stride: self.width,
-            };
+            let mut sink = Extend { out: &mut self.out[column..], stride: self.width };
             tile::multiply(lanes, product, group, &mut sink);
         }
     }
@@ -198,10 +165,7 @@ fn dots<L: Lanes>(lanes: L, query: &[f32], k: &[f32], logits: &mut [f32]) {
         }
     }
     let done = logits.len() / DOTS * DOTS;
-    for (logit, row) in logits[done..]
-        .iter_mut()
-        .zip(k[done * width..].chunks_exact(width))
-    {
+    for (logit, row) in logits[done..].iter_mut().zip(k[done * width..].chunks_exact(width)) {
         let mut chain = lanes.splat(0.0);
         for at in (0..width).step_by(L::N) {
             chain = lanes.fma(lanes.load(&query[at..]), lanes.load(&row[at..]), chain);

@@ -27,9 +27,7 @@ impl Stack {
     /// Keys of the block at position `base` that `row` sees, 0 to `KEY_BLOCK`.
     #[inline(always)]
     pub(crate) fn visible(&self, row: usize, base: usize) -> usize {
-        (self.first_pos + row / self.group + 1)
-            .saturating_sub(base)
-            .min(KEY_BLOCK)
+        (self.first_pos + row / self.group + 1).saturating_sub(base).min(KEY_BLOCK)
     }
 }
 
@@ -65,10 +63,7 @@ impl Logits<'_> {
         let (d, width) = (self.head_dim, tile::width::<L>());
         assert!(out.len() >= rows.len() * KEY_BLOCK && keys.end <= KEY_BLOCK);
         for panel in keys.start / width..keys.end.div_ceil(width) {
-            let first = self
-                .stack
-                .first_seeing(self.base + panel * width)
-                .max(rows.start);
+            let first = self.stack.first_seeing(self.base + panel * width).max(rows.start);
             if first >= rows.end {
                 break;
             }
@@ -79,9 +74,8 @@ impl Logits<'_> {
                 ldb: width,
                 k: d,
             };
-            let mut sink = Store {
-                out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..],
-            };
+            let mut sink =
+                Store { out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..] };
             tile::multiply(lanes, product, rows.end - first, &mut sink);
         }
     }

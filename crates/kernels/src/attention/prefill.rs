@@ -41,12 +41,7 @@ impl Kernel for ScratchLen {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> usize {
-        parts::<L>(
-            self.layout,
-            self.rows.min(tile_positions(self.group)) * self.group,
-        )
-        .iter()
-        .sum()
+        parts::<L>(self.layout, self.rows.min(tile_positions(self.group)) * self.group).iter().sum()
     }
 }
 
@@ -132,11 +127,7 @@ impl<'a> Tile<'a> {
                 part
             });
         Tile {
-            stack: Stack {
-                first_pos: attend.first_pos + first,
-                group: attend.group,
-                rows,
-            },
+            stack: Stack { first_pos: attend.first_pos + first, group: attend.group, rows },
             k_panels,
             v_panels,
             q,
@@ -202,31 +193,13 @@ impl<'a> Tile<'a> {
         rows: Range<usize>,
     ) {
         let stack = self.stack;
-        let logits = Logits {
-            stack,
-            q: self.q,
-            head_dim,
-            k_panels: self.k_panels,
-            base,
-        };
-        logits.write(
-            lanes,
-            rows.clone(),
-            0..stack.visible(rows.end - 1, base),
-            self.weights,
-        );
+        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
+        logits.write(lanes, rows.clone(), 0..stack.visible(rows.end - 1, base), self.weights);
         for (row, weights) in rows.clone().zip(self.weights.chunks_exact_mut(KEY_BLOCK)) {
-            let mut running = Running {
-                max: self.max[row],
-                sum: self.sum[row],
-            };
+            let mut running = Running { max: self.max[row], sum: self.sum[row] };
             let alpha = running.fold(lanes, weights, stack.visible(row, base));
             (self.max[row], self.sum[row]) = (running.max, running.sum);
-            rescale(
-                lanes,
-                alpha,
-                &mut self.out[row * self.out_width..][..self.out_width],
-            );
+            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
         }
         for panel in 0..self.out_width / tile::width::<L>() {
             if stack.visible(rows.start, base) == KEY_BLOCK {

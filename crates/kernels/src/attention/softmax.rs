@@ -15,10 +15,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// No key seen.
-    pub(crate) const EMPTY: Running = Running {
-        max: f32::NEG_INFINITY,
-        sum: 0.0,
-    };
+    pub(crate) const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// Folds in the first `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces them by their weights
     /// `exp(s - m')`; what the last vector holds beyond `visible` becomes +0, what lies behind it is not touched.
@@ -38,10 +35,7 @@ impl Running {
         }
         let sum = lanes.reduce_add(sums);
         let alpha = exp_scalar(lanes, self.max - max);
-        *self = Running {
-            max,
-            sum: self.sum * alpha + sum,
-        };
+        *self = Running { max, sum: self.sum * alpha + sum };
         alpha
     }
 }
@@ -54,10 +48,7 @@ fn block_max<L: Lanes>(lanes: L, logits: &mut [f32], visible: usize) -> f32 {
     let tail = visible % L::N;
     if tail > 0 {
         let last = &mut logits[visible - tail..];
-        lanes.store(
-            lanes.select(lanes.first(tail), lanes.load(last), hidden),
-            last,
-        );
+        lanes.store(lanes.select(lanes.first(tail), lanes.load(last), hidden), last);
     }
     let mut largest = hidden;
     for vector in logits[..visible.next_multiple_of(L::N)].chunks_exact(L::N) {

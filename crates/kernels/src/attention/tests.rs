@@ -50,12 +50,7 @@ impl Head {
             k_values,
             v_values,
         };
-        let rows = |src| Append {
-            first_pos: 0,
-            rows: n_keys,
-            src,
-            stride: layout.head_dim,
-        };
+        let rows = |src| Append { first_pos: 0, rows: n_keys, src, stride: layout.head_dim };
         append_k(isa, layout, &mut head.k, &rows(k));
         append_v(isa, layout, &mut head.v, &rows(v));
         head
@@ -76,13 +71,9 @@ impl Head {
         let d = self.layout.head_dim;
         let scale = self.scale() as f64;
         let products = |i: usize| {
-            q.iter()
-                .zip(&self.k_values[i * d..][..d])
-                .map(|(&a, &b)| a as f64 * b as f64)
+            q.iter().zip(&self.k_values[i * d..][..d]).map(|(&a, &b)| a as f64 * b as f64)
         };
-        let logits: Vec<f64> = (0..visible)
-            .map(|i| scale * products(i).sum::<f64>())
-            .collect();
+        let logits: Vec<f64> = (0..visible).map(|i| scale * products(i).sum::<f64>()).collect();
         let magnitude = (0..visible)
             .map(|i| scale * products(i).map(f64::abs).sum::<f64>())
             .fold(0.0, f64::max);
@@ -100,10 +91,8 @@ impl Head {
                     / sum
             })
             .collect();
-        let largest = self.v_values[..visible * d]
-            .iter()
-            .map(|v| v.abs() as f64)
-            .fold(0.0, f64::max);
+        let largest =
+            self.v_values[..visible * d].iter().map(|v| v.abs() as f64).fold(0.0, f64::max);
         let blocks = visible.div_ceil(KEY_BLOCK) as f64;
         let relative = 2.0 * (2 * d + 2) as f64 * U * magnitude
             + U * (2.0 * span + 4.0 * visible as f64 + 2.0 * blocks * (8.0 + span) + 16.0);
@@ -117,13 +106,7 @@ fn excess(got: &[f32], want: &[f64], bound: f64) -> f64 {
     got.iter()
         .zip(want)
         .map(|(&g, &w)| (g as f64 - w).abs() / bound)
-        .fold(0.0, |worst: f64, e| {
-            if e.is_nan() {
-                f64::INFINITY
-            } else {
-                worst.max(e)
-            }
-        })
+        .fold(0.0, |worst: f64, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
 }
 
 #[test]
@@ -135,14 +118,7 @@ fn the_comparison_rejects_what_is_just_outside_and_nan() {
 
 #[test]
 fn the_bound_notices_one_key_too_many_or_too_few() {
-    let head = Head::new(
-        KvLayout {
-            head_dim: 64,
-            element: Element::F32,
-        },
-        300,
-        11,
-    );
+    let head = Head::new(KvLayout { head_dim: 64, element: Element::F32 }, 300, 11);
     let q = values(5, 64);
     for visible in [2, 128, 129, 299] {
         let (want, bound) = head.dense(&q, visible);
@@ -174,12 +150,7 @@ fn run(
         col,
     };
     let mut scratch = vec![f32::NAN; attend_scratch_len(isa, head.layout, rows, group)];
-    attend(
-        isa,
-        &attend_rows,
-        &mut q[first_pos * stride..][..rows * stride],
-        &mut scratch,
-    );
+    attend(isa, &attend_rows, &mut q[first_pos * stride..][..rows * stride], &mut scratch);
 }
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
@@ -199,14 +170,7 @@ fn rows_match_the_dense_reference_and_other_columns_stay() {
                 (128, 1, 260),
                 (64, 40, 9),
             ] {
-                let head = Head::new(
-                    KvLayout {
-                        head_dim: d,
-                        element,
-                    },
-                    n,
-                    (d * n) as u64,
-                );
+                let head = Head::new(KvLayout { head_dim: d, element }, n, (d * n) as u64);
                 let (stride, col) = (group * d + 5, 3);
                 let q = values(99, n * stride);
                 let mut out = q.clone();
@@ -238,14 +202,7 @@ fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
         for (i, d) in [2, 8, 16, 64, 80, 128].into_iter().enumerate() {
             for (j, group) in [1, 2, 3, 7].into_iter().enumerate() {
                 let element = ELEMENTS[(i + j) % 3];
-                let head = Head::new(
-                    KvLayout {
-                        head_dim: d,
-                        element,
-                    },
-                    n,
-                    7 + d as u64,
-                );
+                let head = Head::new(KvLayout { head_dim: d, element }, n, 7 + d as u64);
                 let stride = group * d;
                 let q = values(3 + group as u64, n * stride);
                 let mut whole = q.clone();
@@ -287,14 +244,7 @@ fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
 fn bits_of_a_head_do_not_depend_on_its_group() {
     let (n, d) = (150, 16);
     for isa in Isa::available() {
-        let head = Head::new(
-            KvLayout {
-                head_dim: d,
-                element: Element::Bf16,
-            },
-            n,
-            21,
-        );
+        let head = Head::new(KvLayout { head_dim: d, element: Element::Bf16 }, n, 21);
         let q = values(8, n * 7 * d);
         let mut together = q.clone();
         run(isa, &head, 7, &mut together, (0, n), (7 * d, 0));
@@ -311,15 +261,8 @@ fn what_lies_in_the_future_is_never_read() {
     let (n, d, group) = (300, 16, 3);
     for isa in Isa::available() {
         for element in ELEMENTS {
-            let layout = KvLayout {
-                head_dim: d,
-                element,
-            };
-            let (k, v, q) = (
-                values(77, n * d),
-                values(78, n * d),
-                values(79, n * group * d),
-            );
+            let layout = KvLayout { head_dim: d, element };
+            let (k, v, q) = (values(77, n * d), values(78, n * d), values(79, n * group * d));
             let clean = Head::of(layout, n, &k, &v);
             let mut want = q.clone();
             run(isa, &clean, group, &mut want, (0, n), (group * d, 0));
@@ -339,9 +282,7 @@ fn what_lies_in_the_future_is_never_read() {
                             isa.name()
                         );
                         assert!(
-                            future
-                                .chunks(d)
-                                .all(|row| row.iter().any(|x| !x.is_finite())),
+                            future.chunks(d).all(|row| row.iter().any(|x| !x.is_finite())),
                             "poison lost"
                         );
                     }
@@ -355,10 +296,7 @@ fn what_lies_in_the_future_is_never_read() {
 fn a_nan_in_a_query_or_a_visible_key_reaches_the_output() {
     let (n, d) = (200, 8);
     for isa in Isa::available() {
-        let layout = KvLayout {
-            head_dim: d,
-            element: Element::Bf16,
-        };
+        let layout = KvLayout { head_dim: d, element: Element::Bf16 };
         let head = Head::new(layout, n, 4);
         let mut q = values(6, n * d);
         q[150 * d + 3] = f32::NAN;
@@ -378,10 +316,7 @@ fn a_nan_in_a_query_or_a_visible_key_reaches_the_output() {
 fn extreme_logits_stay_finite() {
     let (n, d) = (260, 8);
     for isa in Isa::available() {
-        let layout = KvLayout {
-            head_dim: d,
-            element: Element::F32,
-        };
+        let layout = KvLayout { head_dim: d, element: Element::F32 };
         let k: Vec<f32> = values(12, n * d).iter().map(|x| x * 300.0).collect();
         let v = values(13, n * d);
         let head = Head::of(layout, n, &k, &v);
@@ -414,14 +349,7 @@ fn decode_matches_the_dense_reference_over_any_segments() {
         for element in ELEMENTS {
             for (d, group) in [(2, 1), (8, 3), (64, 7), (80, 2), (128, 1), (64, 20)] {
                 let n = 300;
-                let head = Head::new(
-                    KvLayout {
-                        head_dim: d,
-                        element,
-                    },
-                    n,
-                    31 + d as u64,
-                );
+                let head = Head::new(KvLayout { head_dim: d, element }, n, 31 + d as u64);
                 let q = values(17, group * d);
                 for segments in [
                     vec![(0, n)],
@@ -454,14 +382,7 @@ fn decode_matches_the_dense_reference_over_any_segments() {
 fn decode_bits_of_a_head_do_not_depend_on_the_other_heads() {
     let (d, n) = (80, 300);
     for isa in Isa::available() {
-        let head = Head::new(
-            KvLayout {
-                head_dim: d,
-                element: Element::F16,
-            },
-            n,
-            51,
-        );
+        let head = Head::new(KvLayout { head_dim: d, element: Element::F16 }, n, 51);
         let q = values(52, 7 * d);
         let mut together = q.clone();
         run_one(isa, &head, &mut together, &[(0, 200), (200, 100)]);
@@ -469,12 +390,7 @@ fn decode_bits_of_a_head_do_not_depend_on_the_other_heads() {
             let mut apart = q.clone();
             let mut first = 0;
             for heads in parts {
-                run_one(
-                    isa,
-                    &head,
-                    &mut apart[first * d..][..heads * d],
-                    &[(0, 200), (200, 100)],
-                );
+                run_one(isa, &head, &mut apart[first * d..][..heads * d], &[(0, 200), (200, 100)]);
                 first += heads;
             }
             assert!(same_bits(&together, &apart), "{}", isa.name());
@@ -486,14 +402,7 @@ fn decode_bits_of_a_head_do_not_depend_on_the_other_heads() {
 fn decode_passes_nan_on() {
     let d = 8;
     for isa in Isa::available() {
-        let head = Head::new(
-            KvLayout {
-                head_dim: d,
-                element: Element::F32,
-            },
-            20,
-            3,
-        );
+        let head = Head::new(KvLayout { head_dim: d, element: Element::F32 }, 20, 3);
         let mut q = values(4, 2 * d);
         q[3] = f32::NAN;
         run_one(isa, &head, &mut q, &[(0, 20)]);

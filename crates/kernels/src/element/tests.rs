@@ -37,23 +37,13 @@ fn every_16_bit_pattern_widens_exactly() {
             for (half, x) in (0..=u16::MAX).zip(vectors) {
                 // One element alone takes the path of tails.
                 let alone = loaded(isa, element, &half.to_le_bytes())[0];
-                assert_eq!(
-                    x.to_bits(),
-                    alone.to_bits(),
-                    "{} {element:?} {half:#06x}",
-                    isa.name()
-                );
+                assert_eq!(x.to_bits(), alone.to_bits(), "{} {element:?} {half:#06x}", isa.name());
                 let want = match element {
                     // The upper half of its f32, a signalling NaN's too.
                     Element::Bf16 => f32::from_bits(u32::from(half) << 16),
                     _ => half::f16::from_bits(half).to_f32(),
                 };
-                assert_eq!(
-                    x.to_bits(),
-                    want.to_bits(),
-                    "{} {element:?} {half:#06x}",
-                    isa.name()
-                );
+                assert_eq!(x.to_bits(), want.to_bits(), "{} {element:?} {half:#06x}", isa.name());
             }
         }
     }
@@ -91,22 +81,8 @@ fn hard_to_round() -> Vec<f32> {
         // Between subnormals of f16 the midpoint is not a fixed bit pattern away.
         values.push(f16.to_f32() + f32::powi(2.0, -25));
     }
-    values.extend([
-        65_504.0,
-        65_519.996,
-        65_520.0,
-        -65_520.0,
-        f32::MAX,
-        f32::MIN,
-        f32::INFINITY,
-    ]);
-    values.extend([
-        1e-45,
-        -1e-45,
-        2f32.powi(-25),
-        2f32.powi(-25) * 1.000_001,
-        f32::NEG_INFINITY,
-    ]);
+    values.extend([65_504.0, 65_519.996, 65_520.0, -65_520.0, f32::MAX, f32::MIN, f32::INFINITY]);
+    values.extend([1e-45, -1e-45, 2f32.powi(-25), 2f32.powi(-25) * 1.000_001, f32::NEG_INFINITY]);
     let mut random = Random::new(20);
     values.extend((0..200_000).map(|_| f32::from_bits(random.bits() as u32)));
     values
@@ -140,28 +116,13 @@ fn every_length_and_alignment_converts_only_its_own_elements() {
                     store(isa, element, src, &mut bytes[offset..end]);
                     let want: Vec<u8> = src.iter().flat_map(|&x| oracle(element, x)).collect();
                     assert_eq!(bytes[offset..end], want);
-                    assert!(
-                        bytes[..offset]
-                            .iter()
-                            .chain(&bytes[end..])
-                            .all(|&b| b == 0xaa)
-                    );
+                    assert!(bytes[..offset].iter().chain(&bytes[end..]).all(|&b| b == 0xaa));
 
                     let mut back = vec![-1.0; offset + n + 5];
-                    load(
-                        isa,
-                        element,
-                        &bytes[offset..end],
-                        &mut back[offset..offset + n],
-                    );
+                    load(isa, element, &bytes[offset..end], &mut back[offset..offset + n]);
                     let again = stored(isa, element, &back[offset..offset + n]);
                     assert_eq!(again, want);
-                    assert!(
-                        back[..offset]
-                            .iter()
-                            .chain(&back[offset + n..])
-                            .all(|&x| x == -1.0)
-                    );
+                    assert!(back[..offset].iter().chain(&back[offset + n..]).all(|&x| x == -1.0));
                 }
             }
         }
@@ -170,12 +131,7 @@ fn every_length_and_alignment_converts_only_its_own_elements() {
 
 #[test]
 fn f32_keeps_every_bit() {
-    let values = [
-        f32::from_bits(0x7f80_0001),
-        f32::from_bits(0xffc1_2345),
-        -0.0,
-        1e-45,
-    ];
+    let values = [f32::from_bits(0x7f80_0001), f32::from_bits(0xffc1_2345), -0.0, 1e-45];
     for isa in Isa::available() {
         let back = loaded(isa, Element::F32, &stored(isa, Element::F32, &values));
         assert_eq!(bits(&back), bits(&values));
@@ -189,19 +145,11 @@ fn one_value_that_is_not_finite_is_found_anywhere() {
             let mut values = Random::new(22).uniform(n, 1e38);
             assert!(all_finite(isa, &values), "{} {n}", isa.name());
             values.iter_mut().for_each(|x| *x = x.signum() * f32::MAX);
-            assert!(
-                all_finite(isa, &values),
-                "{} {n} of the largest",
-                isa.name()
-            );
+            assert!(all_finite(isa, &values), "{} {n} of the largest", isa.name());
             for at in 0..n {
                 for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN] {
                     let good = std::mem::replace(&mut values[at], bad);
-                    assert!(
-                        !all_finite(isa, &values),
-                        "{} {bad} at {at} of {n}",
-                        isa.name()
-                    );
+                    assert!(!all_finite(isa, &values), "{} {bad} at {at} of {n}", isa.name());
                     values[at] = good;
                 }
             }

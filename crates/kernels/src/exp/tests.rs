@@ -29,11 +29,7 @@ impl Kernel for Map<'_> {
     fn run<L: Lanes>(self, lanes: L) {
         for part in self.values.chunks_mut(L::N) {
             let x = lanes.load_first(part);
-            let y = if self.silu {
-                silu(lanes, x)
-            } else {
-                exp(lanes, x)
-            };
+            let y = if self.silu { silu(lanes, x) } else { exp(lanes, x) };
             lanes.store_first(y, part);
         }
     }
@@ -41,51 +37,26 @@ impl Kernel for Map<'_> {
 
 fn exp_of(isa: Isa, x: f32) -> f32 {
     let mut values = [x];
-    dispatch(
-        isa,
-        Map {
-            silu: false,
-            values: &mut values,
-        },
-    );
+    dispatch(isa, Map { silu: false, values: &mut values });
     values[0]
 }
 
 fn silu_of(isa: Isa, x: f32) -> f32 {
     let mut values = [x];
-    dispatch(
-        isa,
-        Map {
-            silu: true,
-            values: &mut values,
-        },
-    );
+    dispatch(isa, Map { silu: true, values: &mut values });
     values[0]
 }
 
 /// Every 127th f32 from `low` to `high`, which have one sign.
 fn sweep(low: f32, high: f32) -> Vec<f32> {
-    let (a, b) = (
-        low.to_bits().min(high.to_bits()),
-        low.to_bits().max(high.to_bits()),
-    );
-    (a..=b)
-        .step_by(127)
-        .chain([b])
-        .map(f32::from_bits)
-        .collect()
+    let (a, b) = (low.to_bits().min(high.to_bits()), low.to_bits().max(high.to_bits()));
+    (a..=b).step_by(127).chain([b]).map(f32::from_bits).collect()
 }
 
 /// The largest error over `x`, and where it is.
 fn worst(isa: Isa, silu: bool, x: &[f32], reference: fn(f64) -> f64) -> (f64, f32) {
     let mut y = x.to_vec();
-    dispatch(
-        isa,
-        Map {
-            silu,
-            values: &mut y,
-        },
-    );
+    dispatch(isa, Map { silu, values: &mut y });
     x.iter().zip(y).fold((0.0, 0.0), |worst, (&x, y)| {
         let error = ulps(y, reference(f64::from(x)));
         if error > worst.0 { (error, x) } else { worst }
@@ -128,24 +99,12 @@ fn exp_at_the_edges() {
         assert_eq!(exp_of(isa, 0.0), 1.0, "{name}");
         assert_eq!(exp_of(isa, -0.0), 1.0, "{name}");
         assert_eq!(exp_of(isa, 1e-45), 1.0, "{name}");
-        for x in [
-            f32::NEG_INFINITY,
-            -1e30,
-            -1000.0,
-            -104.0,
-            EXP_ZERO_BELOW.next_down(),
-        ] {
+        for x in [f32::NEG_INFINITY, -1e30, -1000.0, -104.0, EXP_ZERO_BELOW.next_down()] {
             assert_eq!(exp_of(isa, x).to_bits(), 0, "{name}: exp({x})");
         }
         assert!(exp_of(isa, EXP_ZERO_BELOW) >= f32::MIN_POSITIVE, "{name}");
         assert!(exp_of(isa, EXP_FINITE_UP_TO).is_finite(), "{name}");
-        for x in [
-            EXP_FINITE_UP_TO.next_up(),
-            89.0,
-            1000.0,
-            1e30,
-            f32::INFINITY,
-        ] {
+        for x in [EXP_FINITE_UP_TO.next_up(), 89.0, 1000.0, 1e30, f32::INFINITY] {
             assert_eq!(exp_of(isa, x), f32::INFINITY, "{name}: exp({x})");
         }
     }
@@ -172,10 +131,7 @@ fn silu_at_the_edges() {
         assert_eq!(silu_of(isa, 100.0), 100.0, "{name}");
         assert_eq!(silu_of(isa, f32::INFINITY), f32::INFINITY, "{name}");
         assert_eq!(silu_of(isa, -90.0), 0.0, "{name}: e^90 is infinite");
-        assert!(
-            silu_of(isa, f32::NEG_INFINITY).is_nan(),
-            "{name}: must stay visible"
-        );
+        assert!(silu_of(isa, f32::NEG_INFINITY).is_nan(), "{name}: must stay visible");
     }
 }
 
@@ -184,20 +140,9 @@ fn a_lane_does_not_depend_on_its_neighbours() {
     let x: Vec<f32> = (0..200).map(|i| i as f32 * 0.77 - 90.0).collect();
     for isa in Isa::available() {
         let mut together = x.clone();
-        dispatch(
-            isa,
-            Map {
-                silu: false,
-                values: &mut together,
-            },
-        );
+        dispatch(isa, Map { silu: false, values: &mut together });
         for (&x, y) in x.iter().zip(together) {
-            assert_eq!(
-                exp_of(isa, x).to_bits(),
-                y.to_bits(),
-                "{} exp({x})",
-                isa.name()
-            );
+            assert_eq!(exp_of(isa, x).to_bits(), y.to_bits(), "{} exp({x})", isa.name());
         }
     }
 }

@@ -35,39 +35,14 @@ impl Case {
         let width = panel_width(isa);
         let mut panels = vec![f32::NAN; n.div_ceil(width) * k * width];
         for p in 0..n.div_ceil(width) {
-            pack_panel(
-                isa,
-                &view,
-                p * width,
-                &mut panels[p * k * width..(p + 1) * k * width],
-            );
+            pack_panel(isa, &view, p * width, &mut panels[p * k * width..(p + 1) * k * width]);
         }
-        Case {
-            isa,
-            rows,
-            k,
-            n,
-            lda,
-            a,
-            weights,
-            panels,
-        }
+        Case { isa, rows, k, n, lda, a, weights, panels }
     }
 
     fn gemm<'a>(&'a self, epilogue: Epilogue<'a>) -> PanelGemm<'a> {
-        let Case {
-            rows, k, n, lda, ..
-        } = *self;
-        PanelGemm {
-            a: &self.a,
-            lda,
-            rows,
-            k,
-            panels: &self.panels,
-            n0: 0,
-            cols: n,
-            epilogue,
-        }
+        let Case { rows, k, n, lda, .. } = *self;
+        PanelGemm { a: &self.a, lda, rows, k, panels: &self.panels, n0: 0, cols: n, epilogue }
     }
 
     /// The sum of row `r` and column `n` as the contract defines it: one chain in ascending K.
@@ -121,23 +96,12 @@ fn chains_survive_the_edges_of_the_cache_blocks() {
     for isa in Isa::available() {
         let nr = panel_width(isa);
         let block_rows = ROW_TILES * row_tile(isa);
-        for k in [
-            K_BLOCK - 1,
-            K_BLOCK,
-            K_BLOCK + 1,
-            2 * K_BLOCK,
-            2 * K_BLOCK + 3,
-        ] {
+        for k in [K_BLOCK - 1, K_BLOCK, K_BLOCK + 1, 2 * K_BLOCK, 2 * K_BLOCK + 3] {
             Case::new(isa, 2, k, nr + 1).check();
             Case::new(isa, block_rows + 1, k, 3).check();
             Case::new(isa, 1, k, PANELS * nr + 1).check();
         }
-        for rows in [
-            block_rows - 1,
-            block_rows,
-            block_rows + 1,
-            2 * block_rows + 1,
-        ] {
+        for rows in [block_rows - 1, block_rows, block_rows + 1, 2 * block_rows + 1] {
             Case::new(isa, rows, 5, PANELS * nr + nr + 1).check();
         }
         Case::new(isa, block_rows + 1, K_BLOCK + 1, 2 * PANELS * nr + 1).check();
@@ -164,24 +128,14 @@ fn a_row_is_the_same_in_every_number_of_rows() {
             (gemm.a, gemm.rows) = (&case.a[r * case.lda..], 1);
             let mut alone = vec![0.0; n];
             gemm_panels(isa, gemm, &mut alone, n);
-            assert_eq!(
-                bits(&alone),
-                bits(&whole[r * n..(r + 1) * n]),
-                "{} row {r}",
-                isa.name()
-            );
+            assert_eq!(bits(&alone), bits(&whole[r * n..(r + 1) * n]), "{} row {r}", isa.name());
         }
         for rows in 0..2 * row_tile(isa) {
             let mut gemm = case.gemm(Epilogue::Store);
             gemm.rows = rows;
             let mut c = vec![0.0; rows * n];
             gemm_panels(isa, gemm, &mut c, n);
-            assert_eq!(
-                bits(&c),
-                bits(&whole[..rows * n]),
-                "{} first {rows}",
-                isa.name()
-            );
+            assert_eq!(bits(&c), bits(&whole[..rows * n]), "{} first {rows}", isa.name());
         }
     }
 }
@@ -203,12 +157,7 @@ fn columns_may_come_in_any_number_of_calls_and_the_rest_of_c_stays() {
         }
         for (row, want) in c.chunks_exact(ldc).zip(whole.chunks_exact(n)) {
             assert_eq!(bits(&row[before..before + n]), bits(want), "{}", isa.name());
-            assert!(
-                row[..before]
-                    .iter()
-                    .chain(&row[before + n..])
-                    .all(|&x| x == -7.0)
-            );
+            assert!(row[..before].iter().chain(&row[before + n..]).all(|&x| x == -7.0));
         }
     }
 }
@@ -267,9 +216,7 @@ fn weights_of(block: BlockType, n: usize, k: usize) -> Vec<u8> {
     let len = n * block.row_bytes(k).unwrap();
     let mut random = Random::new(77);
     // The top bit but one of every byte stays clear, so no f16, bf16 or f32 is infinite or NaN.
-    (0..len)
-        .map(|_| random.bits() as u8 & 0b1011_1111)
-        .collect()
+    (0..len).map(|_| random.bits() as u8 & 0b1011_1111).collect()
 }
 
 #[test]
@@ -278,11 +225,7 @@ fn panels_hold_the_decoded_weights_of_every_block_type() {
         let nr = panel_width(isa);
         for block in BlockType::ALL {
             let unit = block.block_len();
-            let lengths: &[usize] = if unit == 1 {
-                &[0, 1, 7, 257, 300]
-            } else {
-                &[1, 3, 8, 9]
-            };
+            let lengths: &[usize] = if unit == 1 { &[0, 1, 7, 257, 300] } else { &[1, 3, 8, 9] };
             for k in lengths.iter().map(|blocks| blocks * unit) {
                 for n in [1, nr - 1, nr, nr + 1] {
                     let bytes = weights_of(block, n, k);
@@ -319,30 +262,10 @@ fn shapes_that_do_not_fit_are_refused() {
         };
         assert!(!refused(|_| (), 2 * n, n), "{} fits", isa.name());
         assert!(refused(|_| (), 2 * n - 1, n), "{} C too short", isa.name());
-        assert!(
-            refused(|_| (), 2 * n, n - 1),
-            "{} rows of C too short",
-            isa.name()
-        );
-        assert!(
-            refused(|g| g.n0 = 1, 2 * n, n),
-            "{} columns beyond C",
-            isa.name()
-        );
-        assert!(
-            refused(|g| g.a = &g.a[10..], 2 * n, n),
-            "{} A too short",
-            isa.name()
-        );
-        assert!(
-            refused(|g| g.panels = &g.panels[1..], 2 * n, n),
-            "{} panels",
-            isa.name()
-        );
-        assert!(
-            refused(|g| g.epilogue = Epilogue::Bias(&[0.0]), 2 * n, n),
-            "{} bias",
-            isa.name()
-        );
+        assert!(refused(|_| (), 2 * n, n - 1), "{} rows of C too short", isa.name());
+        assert!(refused(|g| g.n0 = 1, 2 * n, n), "{} columns beyond C", isa.name());
+        assert!(refused(|g| g.a = &g.a[10..], 2 * n, n), "{} A too short", isa.name());
+        assert!(refused(|g| g.panels = &g.panels[1..], 2 * n, n), "{} panels", isa.name());
+        assert!(refused(|g| g.epilogue = Epilogue::Bias(&[0.0]), 2 * n, n), "{} bias", isa.name());
     }
 }

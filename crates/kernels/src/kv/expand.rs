@@ -68,11 +68,7 @@ pub(crate) fn expand_v<L: Lanes>(
     );
     // One key (F32) or key pair (16 bit) of the block is 4 D bytes.
     let row_keys = 4 / layout.element.bytes();
-    for (i, row) in block
-        .chunks_exact(4 * d)
-        .enumerate()
-        .take(keys.div_ceil(row_keys))
-    {
+    for (i, row) in block.chunks_exact(4 * d).enumerate().take(keys.div_ceil(row_keys)) {
         for dim in (0..padded).step_by(L::N) {
             let at = dim / width * width * KEY_BLOCK + dim % width + i * row_keys * width;
             let dims = Padded::new(row, 4 * dim, 4 * d.saturating_sub(dim).min(L::N), 4 * L::N);
@@ -98,10 +94,7 @@ pub(crate) fn expand_rows<L: Lanes>(
     out: &mut [f32],
 ) {
     let (d, bytes) = (layout.head_dim, layout.element.bytes());
-    for (row, out) in rows
-        .chunks_exact(layout.row_bytes())
-        .zip(out.chunks_exact_mut(stride))
-    {
+    for (row, out) in rows.chunks_exact(layout.row_bytes()).zip(out.chunks_exact_mut(stride)) {
         for (i, vector) in out.chunks_exact_mut(L::N).enumerate() {
             let dims = d.saturating_sub(i * L::N).min(L::N);
             let padded = Padded::new(row, i * L::N * bytes, dims * bytes, L::N * bytes);

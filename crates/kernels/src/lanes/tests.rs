@@ -282,14 +282,8 @@ fn slices_shorter_than_a_vector_are_refused() {
             match self {
                 Load => drop(lanes_of(lanes, lanes.load(&floats[..L::N - 1]))),
                 Store => lanes.store(v, &mut floats[..L::N - 1]),
-                LoadU8 => drop(lanes_of(
-                    lanes,
-                    lanes.to_f32(lanes.load_u8(&bytes[..L::N - 1])),
-                )),
-                LoadI8 => drop(lanes_of(
-                    lanes,
-                    lanes.to_f32(lanes.load_i8(&bytes[..L::N - 1])),
-                )),
+                LoadU8 => drop(lanes_of(lanes, lanes.to_f32(lanes.load_u8(&bytes[..L::N - 1])))),
+                LoadI8 => drop(lanes_of(lanes, lanes.to_f32(lanes.load_i8(&bytes[..L::N - 1])))),
                 LoadBf16 => drop(lanes_of(lanes, lanes.load_bf16(&bytes[..halves]))),
                 LoadF16 => drop(lanes_of(lanes, lanes.load_f16(&bytes[..halves]))),
                 LoadBf16Pairs => drop(lanes_of(lanes, lanes.load_bf16_pairs(&bytes).0)),

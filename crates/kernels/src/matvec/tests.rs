@@ -46,9 +46,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// models.
 fn column_counts(block: BlockType) -> Vec<usize> {
     match block.block_len() {
-        1 => (0..=17)
-            .chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 896, 1001])
-            .collect(),
+        1 => (0..=17).chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 896, 1001]).collect(),
         32 => vec![0, 32, 64, 96, 128, 160, 576, 896, 4864],
         _ => vec![0, 256, 512, 768, 4864],
     }
@@ -99,48 +97,29 @@ fn the_bound_rejects_a_lost_element_and_bf16_weights() {
     let mut random = Random::new(2);
     let (w, x) = (random.uniform(896, 0.1), random.uniform(896, 4.0));
     let (want, bound) = reference(&w, &x);
-    let dot = |w: &[f32]| {
-        w.iter()
-            .zip(&x)
-            .map(|(&w, &x)| f64::from(w) * f64::from(x))
-            .sum::<f64>()
-    };
+    let dot = |w: &[f32]| w.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
     assert!(is_close(dot(&w) as f32, want, bound));
     let mut lost = w.clone();
     lost[895] = 0.0;
     assert!(!is_close(dot(&lost) as f32, want, bound));
-    let rounded: Vec<f32> = w
-        .iter()
-        .map(|w| f32::from_bits(w.to_bits() & 0xffff_0000))
-        .collect();
+    let rounded: Vec<f32> = w.iter().map(|w| f32::from_bits(w.to_bits() & 0xffff_0000)).collect();
     assert!(!is_close(dot(&rounded) as f32, want, bound));
 }
 
 /// The order of the sum as the module documentation states it, in scalar code.
 fn in_stated_order(tier: Tier, block: BlockType, w: &[f32], x: &[f32]) -> f32 {
     let lanes = if tier == Tier::Avx512 { 16 } else { 8 };
-    let chains = if block.block_len() == 1 {
-        SUMS * lanes
-    } else {
-        RUN
-    };
+    let chains = if block.block_len() == 1 { SUMS * lanes } else { RUN };
     let mut sums = [0.0f32; SUMS * MAX_LANES];
     for (k, (&w, &x)) in w.iter().zip(x).enumerate() {
         let sum = &mut sums[k % chains];
-        *sum = if tier == Tier::Portable {
-            *sum + w * x
-        } else {
-            w.mul_add(x, *sum)
-        };
+        *sum = if tier == Tier::Portable { *sum + w * x } else { w.mul_add(x, *sum) };
     }
     let lane = |i: usize| (sums[i] + sums[lanes + i]) + (sums[2 * lanes + i] + sums[3 * lanes + i]);
     let mut joined: Vec<f32> = (0..lanes).map(lane).collect();
     while joined.len() > 1 {
         let upper = joined.split_off(joined.len() / 2);
-        joined
-            .iter_mut()
-            .zip(upper)
-            .for_each(|(lower, upper)| *lower += upper);
+        joined.iter_mut().zip(upper).for_each(|(lower, upper)| *lower += upper);
     }
     joined[0]
 }
@@ -156,16 +135,10 @@ fn the_sum_has_the_stated_order() {
             let w = decoded(&weights);
             for isa in Isa::available() {
                 let rows = (0..3).map(|n| &w[n * cols..][..cols]);
-                let expected: Vec<f32> = rows
-                    .map(|w| in_stated_order(isa.tier(), block, w, &x))
-                    .collect();
+                let expected: Vec<f32> =
+                    rows.map(|w| in_stated_order(isa.tier(), block, w, &x)).collect();
                 let actual = product(isa, &weights, &x);
-                assert_eq!(
-                    bits(&actual),
-                    bits(&expected),
-                    "{block} K {cols} {}",
-                    isa.name()
-                );
+                assert_eq!(bits(&actual), bits(&expected), "{block} K {cols} {}", isa.name());
             }
         }
     }
@@ -206,11 +179,7 @@ fn bits_of_a_row_do_not_depend_on_the_other_rows() {
             let all = product(isa, &WeightView::new(block, 3, 512, &bytes).unwrap(), &x);
             let one = product(isa, &WeightView::new(block, 3, 512, &alone).unwrap(), &x);
             assert_eq!(one[1].to_bits(), all[1].to_bits(), "{block} {}", isa.name());
-            assert!(
-                one[0].is_nan() && one[2].is_nan(),
-                "{block} {}: NaN is not lost",
-                isa.name()
-            );
+            assert!(one[0].is_nan() && one[2].is_nan(), "{block} {}: NaN is not lost", isa.name());
         }
     }
 }

@@ -31,25 +31,8 @@ pub(crate) struct Q4K;
 impl QuantFormat<BYTES, GROUPS> for Q4K {
     #[inline(always)]
     fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
-        let [
-            d0,
-            d1,
-            m0,
-            m1,
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            s5,
-            s6,
-            s7,
-            s8,
-            s9,
-            s10,
-            s11,
-            nibbles @ ..,
-        ] = block;
+        let [d0, d1, m0, m1, s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, nibbles @ ..] =
+            block;
         let d = scale_f16([*d0, *d1]);
         let dmin = scale_f16([*m0, *m1]);
         let (scales, mins) = unpack_scales([
@@ -62,25 +45,16 @@ impl QuantFormat<BYTES, GROUPS> for Q4K {
         let (pairs, _) = nibbles.as_chunks::<RUN>();
         for (pair, nibbles) in pairs.iter().enumerate() {
             let (low_group, high_group) = (2 * pair, 2 * pair + 1);
-            let (low_scale, low_offset) = (
-                lanes.splat(scales[low_group]),
-                lanes.splat(offsets[low_group]),
-            );
-            let (high_scale, high_offset) = (
-                lanes.splat(scales[high_group]),
-                lanes.splat(offsets[high_group]),
-            );
+            let (low_scale, low_offset) =
+                (lanes.splat(scales[low_group]), lanes.splat(offsets[low_group]));
+            let (high_scale, high_offset) =
+                (lanes.splat(scales[high_group]), lanes.splat(offsets[high_group]));
             for i in 0..RUN / L::N {
                 let both = lanes.load_u8(&nibbles[i * L::N..]);
                 let low = lanes.to_f32(lanes.and(both, lanes.splat_i32(0x0f)));
                 let high = lanes.to_f32(lanes.shr(both, 4));
                 sink.put(lanes, low_group, i, lanes.fma(low, low_scale, low_offset));
-                sink.put(
-                    lanes,
-                    high_group,
-                    i,
-                    lanes.fma(high, high_scale, high_offset),
-                );
+                sink.put(lanes, high_group, i, lanes.fma(high, high_scale, high_offset));
             }
         }
     }
@@ -97,10 +71,7 @@ fn unpack_scales([first, second, third]: [u32; 3]) -> ([u8; GROUPS], [u8; GROUPS
     const NIBBLES: u32 = 0x0f0f_0f0f;
     const UPPER_TWO: u32 = 0x3030_3030;
     let scales = [first & SIX_BITS, third & NIBBLES | first >> 2 & UPPER_TWO];
-    let mins = [
-        second & SIX_BITS,
-        third >> 4 & NIBBLES | second >> 2 & UPPER_TWO,
-    ];
+    let mins = [second & SIX_BITS, third >> 4 & NIBBLES | second >> 2 & UPPER_TWO];
     (join(scales), join(mins))
 }
 
@@ -119,10 +90,7 @@ mod tests {
             (packed[group] & 63, packed[group + 4] & 63)
         } else {
             let low = packed[group + 4];
-            (
-                low & 15 | packed[group - 4] >> 6 << 4,
-                low >> 4 | packed[group] >> 6 << 4,
-            )
+            (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
         }
     }
 

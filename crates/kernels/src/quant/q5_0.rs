@@ -50,11 +50,7 @@ impl QuantFormat<BYTES, 1> for Q5_0 {
 #[inline(always)]
 fn quants<L: Lanes>(lanes: L, lower: L::I, clear: L::I) -> L::V {
     let clear = lanes.and(clear, lanes.to_bits(lanes.load(&LANE_BIT)));
-    lanes.fma(
-        lanes.to_f32(clear),
-        lanes.load(&LANE_UNIT),
-        lanes.to_f32(lower),
-    )
+    lanes.fma(lanes.to_f32(clear), lanes.load(&LANE_UNIT), lanes.to_f32(lower))
 }
 
 /// An integer with bit i set in lane i, in the guise of a float, which is what can be loaded.

@@ -52,14 +52,8 @@ impl QuantFormat<BYTES, RUNS> for Q6K {
                 let second = lanes.load_u8(&lower[2 * half + 1][at..]);
                 let top = lanes.load_u8(&upper[half][at..]);
                 let quants = [
-                    lanes.or(
-                        lanes.and(first, nibble),
-                        lanes.and(lanes.shl(top, 4), top_two),
-                    ),
-                    lanes.or(
-                        lanes.and(second, nibble),
-                        lanes.and(lanes.shl(top, 2), top_two),
-                    ),
+                    lanes.or(lanes.and(first, nibble), lanes.and(lanes.shl(top, 4), top_two)),
+                    lanes.or(lanes.and(second, nibble), lanes.and(lanes.shl(top, 2), top_two)),
                     lanes.or(lanes.shr(first, 4), lanes.and(top, top_two)),
                     lanes.or(lanes.shr(second, 4), lanes.and(lanes.shr(top, 2), top_two)),
                 ];

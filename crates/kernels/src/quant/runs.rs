@@ -72,18 +72,8 @@ pub(super) fn scale_f16(bytes: [u8; 2]) -> f32 {
     let normal = shifted + REBIAS;
     let above = f32::from_bits(shifted + SMALLEST_NORMAL);
     let subnormal = (above - f32::from_bits(SMALLEST_NORMAL)).to_bits();
-    let finite = if magnitude < 0x0400 {
-        subnormal
-    } else {
-        normal
-    };
-    f32::from_bits(
-        sign | if magnitude < 0x7c00 {
-            finite
-        } else {
-            shifted | EXPONENT
-        },
-    )
+    let finite = if magnitude < 0x0400 { subnormal } else { normal };
+    f32::from_bits(sign | if magnitude < 0x7c00 { finite } else { shifted | EXPONENT })
 }
 
 #[cfg(test)]
@@ -97,10 +87,7 @@ mod tests {
             let actual = scale_f16(bits.to_le_bytes());
             let same =
                 actual.to_bits() == expected.to_bits() || actual.is_nan() && expected.is_nan();
-            assert!(
-                same,
-                "binary16 bits {bits:#06x}: {actual:?}, expected {expected:?}"
-            );
+            assert!(same, "binary16 bits {bits:#06x}: {actual:?}, expected {expected:?}");
         }
     }
 }

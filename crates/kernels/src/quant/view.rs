@@ -77,35 +77,15 @@ impl<'a> WeightView<'a> {
     ) -> Result<Self, WeightError> {
         let block_len = block.block_len();
         if !cols.is_multiple_of(block_len) {
-            return Err(WeightError::PartialBlock {
-                block,
-                cols,
-                block_len,
-            });
+            return Err(WeightError::PartialBlock { block, cols, block_len });
         }
-        let row_bytes = block
-            .row_bytes(cols)
-            .ok_or(WeightError::TooLarge { block, rows, cols })?;
+        let row_bytes = block.row_bytes(cols).ok_or(WeightError::TooLarge { block, rows, cols })?;
         let expected =
-            row_bytes
-                .checked_mul(rows)
-                .ok_or(WeightError::TooLarge { block, rows, cols })?;
+            row_bytes.checked_mul(rows).ok_or(WeightError::TooLarge { block, rows, cols })?;
         if bytes.len() != expected {
-            return Err(WeightError::Length {
-                block,
-                rows,
-                cols,
-                expected,
-                actual: bytes.len(),
-            });
+            return Err(WeightError::Length { block, rows, cols, expected, actual: bytes.len() });
         }
-        Ok(Self {
-            block,
-            rows,
-            cols,
-            row_bytes,
-            bytes,
-        })
+        Ok(Self { block, rows, cols, row_bytes, bytes })
     }
 
     /// Storage type.
@@ -170,22 +150,11 @@ mod tests {
     fn rejects_lengths_that_do_not_match_the_shape() {
         for block in BlockType::ALL {
             let expected = 3 * block.row_bytes(512).unwrap();
-            for actual in [
-                0,
-                expected - 1,
-                expected + 1,
-                expected + block.block_bytes(),
-            ] {
+            for actual in [0, expected - 1, expected + 1, expected + block.block_bytes()] {
                 let error = WeightView::new(block, 3, 512, &vec![0; actual]).unwrap_err();
                 assert_eq!(
                     error,
-                    WeightError::Length {
-                        block,
-                        rows: 3,
-                        cols: 512,
-                        expected,
-                        actual
-                    }
+                    WeightError::Length { block, rows: 3, cols: 512, expected, actual }
                 );
                 let message = error.to_string();
                 assert!(
@@ -193,30 +162,18 @@ mod tests {
                     "the message must name both sizes: {message}"
                 );
             }
-            assert_eq!(
-                WeightView::new(block, 3, 512, &vec![0; expected])
-                    .unwrap()
-                    .rows(),
-                3
-            );
+            assert_eq!(WeightView::new(block, 3, 512, &vec![0; expected]).unwrap().rows(), 3);
         }
     }
 
     #[test]
     fn rejects_rows_that_end_inside_a_block() {
-        for block in BlockType::ALL
-            .into_iter()
-            .filter(|block| block.block_len() > 1)
-        {
+        for block in BlockType::ALL.into_iter().filter(|block| block.block_len() > 1) {
             let cols = block.block_len() + 1;
             let error = WeightView::new(block, 1, cols, &[]).unwrap_err();
             assert_eq!(
                 error,
-                WeightError::PartialBlock {
-                    block,
-                    cols,
-                    block_len: block.block_len()
-                }
+                WeightError::PartialBlock { block, cols, block_len: block.block_len() }
             );
         }
     }
@@ -225,29 +182,14 @@ mod tests {
     fn rejects_shapes_that_overflow() {
         for (rows, cols) in [(2, usize::MAX / 4 + 1), (1 << 40, 1 << 40)] {
             let error = WeightView::new(BlockType::F32, rows, cols, &[]).unwrap_err();
-            assert_eq!(
-                error,
-                WeightError::TooLarge {
-                    block: BlockType::F32,
-                    rows,
-                    cols
-                }
-            );
+            assert_eq!(error, WeightError::TooLarge { block: BlockType::F32, rows, cols });
         }
     }
 
     #[test]
     fn an_empty_matrix_is_legal() {
-        assert_eq!(
-            WeightView::new(BlockType::Q4K, 0, 256, &[]).unwrap().rows(),
-            0
-        );
-        assert!(
-            WeightView::new(BlockType::F16, 2, 0, &[])
-                .unwrap()
-                .row(1)
-                .is_empty()
-        );
+        assert_eq!(WeightView::new(BlockType::Q4K, 0, 256, &[]).unwrap().rows(), 0);
+        assert!(WeightView::new(BlockType::F16, 2, 0, &[]).unwrap().row(1).is_empty());
     }
 
     #[test]
@@ -272,8 +214,6 @@ mod tests {
     #[should_panic(expected = "row 1 of a matrix of 1 rows")]
     fn rows_beyond_the_matrix_are_refused() {
         let bytes = [0; 20];
-        let _ = WeightView::new(BlockType::Q4_1, 1, 32, &bytes)
-            .unwrap()
-            .row(1);
+        let _ = WeightView::new(BlockType::Q4_1, 1, 32, &bytes).unwrap().row(1);
     }
 }

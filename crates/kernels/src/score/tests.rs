@@ -23,49 +23,18 @@ impl Scene {
         let (isa, d) = (Isa::detect(), layout.head_dim);
         let n_keys = keys.len() / d;
         let mut k = vec![0; layout.k_bytes(n_keys).unwrap()];
-        append_k(
-            isa,
-            layout,
-            &mut k,
-            &Append {
-                first_pos: 0,
-                rows: n_keys,
-                src: keys,
-                stride: d,
-            },
-        );
-        let (mut stored, mut k_values) = (
-            vec![0; keys.len() * layout.element.bytes()],
-            vec![0.0; keys.len()],
-        );
+        append_k(isa, layout, &mut k, &Append { first_pos: 0, rows: n_keys, src: keys, stride: d });
+        let (mut stored, mut k_values) =
+            (vec![0; keys.len() * layout.element.bytes()], vec![0.0; keys.len()]);
         element::store(isa, layout.element, keys, &mut stored);
         element::load(isa, layout.element, &stored, &mut k_values);
-        Scene {
-            layout,
-            k,
-            k_values,
-            q: Random::new(7).uniform(rows * d, 2.0),
-            n_keys,
-            rows,
-        }
+        Scene { layout, k, k_values, q: Random::new(7).uniform(rows * d, 2.0), n_keys, rows }
     }
 
     fn head(&self) -> ScoreHead<'_> {
         let scale = 1.0 / (self.layout.head_dim as f32).sqrt();
-        let Scene {
-            layout,
-            n_keys,
-            rows,
-            ..
-        } = *self;
-        ScoreHead {
-            layout,
-            k: &self.k,
-            n_keys,
-            q: &self.q,
-            rows,
-            scale,
-        }
+        let Scene { layout, n_keys, rows, .. } = *self;
+        ScoreHead { layout, k: &self.k, n_keys, q: &self.q, rows, scale }
     }
 
     fn scratch(&self) -> Vec<f32> {
@@ -81,21 +50,11 @@ impl Scene {
     /// Mean probabilities of all keys, taken `step` keys at a time.
     fn means(&self, isa: Isa, step: usize) -> Vec<f32> {
         let (max, sum) = self.stats(isa);
-        let stats = RowStats {
-            max: &max,
-            sum: &sum,
-        };
+        let stats = RowStats { max: &max, sum: &sum };
         let (mut means, mut scratch) = (vec![0.0; self.n_keys], self.scratch());
         for first in (0..self.n_keys).step_by(step) {
             let keys = first..(first + step).min(self.n_keys);
-            score_block(
-                isa,
-                &self.head(),
-                stats,
-                keys.clone(),
-                &mut means[keys],
-                &mut scratch,
-            );
+            score_block(isa, &self.head(), stats, keys.clone(), &mut means[keys], &mut scratch);
         }
         means
     }
@@ -104,12 +63,8 @@ impl Scene {
     fn logits(&self, row: usize) -> Vec<f64> {
         let (d, head) = (self.layout.head_dim, self.head());
         let q = &self.q[row * d..][..d];
-        let dot = |k: &[f32]| {
-            q.iter()
-                .zip(k)
-                .map(|(&a, &b)| f64::from(a) * f64::from(b))
-                .sum::<f64>()
-        };
+        let dot =
+            |k: &[f32]| q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
         let visible = self.n_keys - self.rows + row + 1;
         self.k_values
             .chunks_exact(d)
@@ -120,17 +75,8 @@ impl Scene {
 }
 
 /// Lengths at and around the block grid; windows inside one block, across two, over several, and over everything.
-const SHAPES: [(usize, usize); 9] = [
-    (1, 1),
-    (2, 2),
-    (9, 8),
-    (128, 32),
-    (129, 2),
-    (160, 33),
-    (256, 1),
-    (500, 200),
-    (300, 300),
-];
+const SHAPES: [(usize, usize); 9] =
+    [(1, 1), (2, 2), (9, 8), (128, 32), (129, 2), (160, 33), (256, 1), (500, 200), (300, 300)];
 
 /// |q k| <= 4 D: a logit's chain of D steps, two roundings each, on a rounded `scale * q` is off by at most
 /// (2D + 2) 4 sqrt(D) 2^-24 (and so is a maximum); a sum or a mean of up to 500 weights, each with a few roundings more
@@ -147,14 +93,7 @@ fn both_passes_match_a_dense_float64_softmax() {
         for element in [Element::Bf16, Element::F16, Element::F32] {
             for (n_keys, rows) in SHAPES {
                 for d in [2, 80] {
-                    let scene = Scene::new(
-                        KvLayout {
-                            head_dim: d,
-                            element,
-                        },
-                        n_keys,
-                        rows,
-                    );
+                    let scene = Scene::new(KvLayout { head_dim: d, element }, n_keys, rows);
                     let name = format!("{} {element:?} S {n_keys} W {rows} D {d}", isa.name());
                     let (logit, relative) = bounds(d);
                     let (max, sum) = scene.stats(isa);
@@ -183,22 +122,12 @@ fn both_passes_match_a_dense_float64_softmax() {
 fn scores_do_not_depend_on_the_range() {
     for isa in Isa::available() {
         for (n_keys, rows) in SHAPES {
-            let scene = Scene::new(
-                KvLayout {
-                    head_dim: 16,
-                    element: Element::Bf16,
-                },
-                n_keys,
-                rows,
-            );
+            let scene = Scene::new(KvLayout { head_dim: 16, element: Element::Bf16 }, n_keys, rows);
             let whole = scene.means(isa, n_keys);
             for step in [1, 3, 16, 127, 128, 130] {
                 let sliced = scene.means(isa, step);
                 assert!(
-                    whole
-                        .iter()
-                        .zip(&sliced)
-                        .all(|(a, b)| a.to_bits() == b.to_bits()),
+                    whole.iter().zip(&sliced).all(|(a, b)| a.to_bits() == b.to_bits()),
                     "{} {step}",
                     isa.name()
                 );
@@ -211,22 +140,10 @@ fn scores_do_not_depend_on_the_range() {
 #[test]
 fn the_largest_weight_of_a_row_is_one_over_its_sum() {
     for isa in Isa::available() {
-        let scene = Scene::new(
-            KvLayout {
-                head_dim: 80,
-                element: Element::F32,
-            },
-            400,
-            1,
-        );
+        let scene = Scene::new(KvLayout { head_dim: 80, element: Element::F32 }, 400, 1);
         let (_, sum) = scene.stats(isa);
         let largest = scene.means(isa, 7).into_iter().fold(0.0, f32::max);
-        assert_eq!(
-            largest.to_bits(),
-            (1.0 / sum[0]).to_bits(),
-            "{}",
-            isa.name()
-        );
+        assert_eq!(largest.to_bits(), (1.0 / sum[0]).to_bits(), "{}", isa.name());
     }
 }
 
@@ -236,22 +153,9 @@ fn equal_keys_get_equal_scores_wherever_they_lie() {
         let d = 10;
         let key = Random::new(3).uniform(d, 2.0);
         let keys: Vec<f32> = key.iter().copied().cycle().take(300 * d).collect();
-        let scene = Scene::of(
-            KvLayout {
-                head_dim: d,
-                element: Element::F16,
-            },
-            &keys,
-            8,
-        );
+        let scene = Scene::of(KvLayout { head_dim: d, element: Element::F16 }, &keys, 8);
         let means = scene.means(isa, 64);
-        assert!(
-            means[..292]
-                .iter()
-                .all(|m| m.to_bits() == means[0].to_bits()),
-            "{}",
-            isa.name()
-        );
+        assert!(means[..292].iter().all(|m| m.to_bits() == means[0].to_bits()), "{}", isa.name());
     }
 }
 
@@ -261,14 +165,7 @@ fn a_nan_key_is_visible_in_the_rows_that_see_it_and_only_there() {
         let d = 6;
         let mut keys = Random::new(9).uniform(140 * d, 2.0);
         keys[135 * d + 1] = f32::NAN;
-        let scene = Scene::of(
-            KvLayout {
-                head_dim: d,
-                element: Element::Bf16,
-            },
-            &keys,
-            20,
-        );
+        let scene = Scene::of(KvLayout { head_dim: d, element: Element::Bf16 }, &keys, 20);
         let (_, sum) = scene.stats(isa);
         for (row, sum) in sum.iter().enumerate() {
             assert_eq!(sum.is_nan(), 120 + row >= 135, "{} row {row}", isa.name());
@@ -280,25 +177,8 @@ fn a_nan_key_is_visible_in_the_rows_that_see_it_and_only_there() {
 #[test]
 #[should_panic(expected = "0..4 of 3")]
 fn keys_beyond_the_prompt_are_refused() {
-    let scene = Scene::new(
-        KvLayout {
-            head_dim: 2,
-            element: Element::F32,
-        },
-        3,
-        1,
-    );
+    let scene = Scene::new(KvLayout { head_dim: 2, element: Element::F32 }, 3, 1);
     let (max, sum) = scene.stats(Isa::detect());
-    let stats = RowStats {
-        max: &max,
-        sum: &sum,
-    };
-    score_block(
-        Isa::detect(),
-        &scene.head(),
-        stats,
-        0..4,
-        &mut [0.0; 4],
-        &mut scene.scratch(),
-    );
+    let stats = RowStats { max: &max, sum: &sum };
+    score_block(Isa::detect(), &scene.head(), stats, 0..4, &mut [0.0; 4], &mut scene.scratch());
 }

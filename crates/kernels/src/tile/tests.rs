@@ -65,19 +65,9 @@ fn every_element_is_the_scalar_chain_bit_for_bit() {
                     let b = &random.uniform(k * ldb + 1, 1.0)[1..];
                     let start = random.uniform(rows * width, 1.0);
                     let mut out = vec![f32::NAN; rows * width];
-                    let plain = Plain {
-                        start: &start,
-                        out: &mut out,
-                    };
+                    let plain = Plain { start: &start, out: &mut out };
                     let product = Product { a, lda, b, ldb, k };
-                    dispatch(
-                        isa,
-                        Call {
-                            product,
-                            rows,
-                            plain,
-                        },
-                    );
+                    dispatch(isa, Call { product, rows, plain });
                     let want: Vec<f32> = (0..rows * width)
                         .map(|at| {
                             let (r, j) = (at / width, at % width);
@@ -85,12 +75,7 @@ fn every_element_is_the_scalar_chain_bit_for_bit() {
                             chain(isa, start[at], terms)
                         })
                         .collect();
-                    assert_eq!(
-                        bits(&out),
-                        bits(&want),
-                        "{} [{rows}, {k}] pad {pad}",
-                        isa.name()
-                    );
+                    assert_eq!(bits(&out), bits(&want), "{} [{rows}, {k}] pad {pad}", isa.name());
                 }
             }
         }
@@ -107,25 +92,9 @@ fn a_row_is_the_same_alone_and_among_nan_rows() {
         let run = |a: &[f32], rows: usize| {
             let start = vec![0.0; rows * width];
             let mut out = vec![0.0; rows * width];
-            let plain = Plain {
-                start: &start,
-                out: &mut out,
-            };
-            let product = Product {
-                a,
-                lda: k,
-                b: &b,
-                ldb: width,
-                k,
-            };
-            dispatch(
-                isa,
-                Call {
-                    product,
-                    rows,
-                    plain,
-                },
-            );
+            let plain = Plain { start: &start, out: &mut out };
+            let product = Product { a, lda: k, b: &b, ldb: width, k };
+            dispatch(isa, Call { product, rows, plain });
             out
         };
         let alone = run(&row, 1);
@@ -150,35 +119,11 @@ fn operands_one_element_short_are_refused() {
         let call = |a: &[f32], b: &[f32]| {
             let start = vec![0.0; rows * width];
             let mut out = vec![0.0; rows * width];
-            let plain = Plain {
-                start: &start,
-                out: &mut out,
-            };
-            dispatch(
-                isa,
-                Call {
-                    product: Product {
-                        a,
-                        lda: k,
-                        b,
-                        ldb: width,
-                        k,
-                    },
-                    rows,
-                    plain,
-                },
-            );
+            let plain = Plain { start: &start, out: &mut out };
+            dispatch(isa, Call { product: Product { a, lda: k, b, ldb: width, k }, rows, plain });
         };
         call(&a, &b);
-        assert!(
-            std::panic::catch_unwind(|| call(&a[1..], &b)).is_err(),
-            "{} A",
-            isa.name()
-        );
-        assert!(
-            std::panic::catch_unwind(|| call(&a, &b[1..])).is_err(),
-            "{} B",
-            isa.name()
-        );
+        assert!(std::panic::catch_unwind(|| call(&a[1..], &b)).is_err(), "{} A", isa.name());
+        assert!(std::panic::catch_unwind(|| call(&a, &b[1..])).is_err(), "{} B", isa.name());
     }
 }

@@ -13,12 +13,7 @@ fn header(bytes: &[u8]) -> GgufHeader {
 fn floats(file: &GgufFile, name: &str) -> Vec<f32> {
     let tensor = file.tensor(name).unwrap();
     assert_eq!(tensor.ty, TensorType::F32);
-    file.bytes(tensor)
-        .as_chunks()
-        .0
-        .iter()
-        .map(|x| f32::from_le_bytes(*x))
-        .collect()
+    file.bytes(tensor).as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
 }
 
 fn written(spec: &TinySpec) -> (tempfile::TempDir, GgufFile) {
@@ -32,11 +27,7 @@ fn written(spec: &TinySpec) -> (tempfile::TempDir, GgufFile) {
 fn mean_and_std(values: &[f32]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = values
-        .iter()
-        .map(|&x| (f64::from(x) - mean).powi(2))
-        .sum::<f64>()
-        / n;
+    let variance = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
     (mean, variance.sqrt())
 }
 
@@ -56,39 +47,20 @@ fn llama_files_have_what_real_ones_have() {
         ("vocab_size", 288),
     ];
     for (suffix, n) in numbers {
-        assert_eq!(
-            m.u64(&format!("llama.{suffix}")).unwrap(),
-            Some(n),
-            "{suffix}"
-        );
+        assert_eq!(m.u64(&format!("llama.{suffix}")).unwrap(), Some(n), "{suffix}");
     }
     assert_eq!(m.f32("llama.rope.freq_base").unwrap(), Some(1e5));
-    assert_eq!(
-        m.f32("llama.attention.layer_norm_rms_epsilon").unwrap(),
-        Some(1e-5)
-    );
+    assert_eq!(m.f32("llama.attention.layer_norm_rms_epsilon").unwrap(), Some(1e-5));
     assert_eq!(m.get("llama.attention.key_length"), None);
     assert_eq!(m.str("tokenizer.ggml.pre").unwrap(), Some("smollm"));
-    assert_eq!(
-        m.strings("tokenizer.ggml.tokens").unwrap().unwrap().len(),
-        288
-    );
-    assert_eq!(
-        m.i32s("tokenizer.ggml.token_type").unwrap().unwrap().len(),
-        288
-    );
+    assert_eq!(m.strings("tokenizer.ggml.tokens").unwrap().unwrap().len(), 288);
+    assert_eq!(m.i32s("tokenizer.ggml.token_type").unwrap().unwrap().len(), 288);
 
     assert_eq!(header.tensors().len(), 2 + 3 * 9);
     assert!(header.tensor("output.weight").is_none());
     assert_eq!(header.tensor("token_embd.weight").unwrap().shape, [96, 288]);
-    assert_eq!(
-        header.tensor("blk.2.attn_k.weight").unwrap().shape,
-        [96, 32]
-    );
-    assert_eq!(
-        header.tensor("blk.0.ffn_down.weight").unwrap().shape,
-        [205, 96]
-    );
+    assert_eq!(header.tensor("blk.2.attn_k.weight").unwrap().shape, [96, 32]);
+    assert_eq!(header.tensor("blk.0.ffn_down.weight").unwrap().shape, [205, 96]);
 }
 
 #[test]
@@ -107,26 +79,11 @@ fn qwen2_files_have_what_real_ones_have() {
 
 #[test]
 fn a_head_dimension_of_its_own_is_written_down() {
-    let spec = TinySpec {
-        head_dim: 32,
-        ..tiny_llama(1)
-    };
+    let spec = TinySpec { head_dim: 32, ..tiny_llama(1) };
     let header = header(&spec.writer().to_bytes());
-    assert_eq!(
-        header.metadata().u64("llama.attention.key_length").unwrap(),
-        Some(32)
-    );
-    assert_eq!(
-        header
-            .metadata()
-            .u64("llama.attention.value_length")
-            .unwrap(),
-        Some(32)
-    );
-    assert_eq!(
-        header.tensor("blk.0.attn_output.weight").unwrap().shape,
-        [192, 96]
-    );
+    assert_eq!(header.metadata().u64("llama.attention.key_length").unwrap(), Some(32));
+    assert_eq!(header.metadata().u64("llama.attention.value_length").unwrap(), Some(32));
+    assert_eq!(header.tensor("blk.0.attn_output.weight").unwrap().shape, [192, 96]);
 }
 
 #[test]
@@ -159,18 +116,11 @@ fn the_same_spec_gives_the_same_bytes_and_another_seed_others() {
 #[test]
 fn a_tensor_depends_on_its_name_and_not_on_the_rest_of_the_model() {
     let (_dir, file) = written(&tiny_llama(5));
-    let (_dir, deeper) = written(&TinySpec {
-        n_layers: 4,
-        head: Head::Untied,
-        ..tiny_llama(5)
-    });
+    let (_dir, deeper) = written(&TinySpec { n_layers: 4, head: Head::Untied, ..tiny_llama(5) });
     let name = "blk.1.attn_q.weight";
     assert_eq!(floats(&file, name), floats(&deeper, name));
     assert_ne!(floats(&file, name), floats(&file, "blk.2.attn_q.weight"));
-    assert_ne!(
-        floats(&deeper, "output.weight"),
-        floats(&deeper, "token_embd.weight")
-    );
+    assert_ne!(floats(&deeper, "output.weight"), floats(&deeper, "token_embd.weight"));
 }
 
 #[test]
@@ -197,38 +147,22 @@ fn every_storage_type_can_be_mixed() {
         ffn_up: F16,
         ffn_down: Q3_K,
     };
-    let spec = TinySpec {
-        d_model: 256,
-        d_ff: 512,
-        n_heads: 16,
-        types,
-        ..tiny_qwen2(2)
-    };
+    let spec = TinySpec { d_model: 256, d_ff: 512, n_heads: 16, types, ..tiny_qwen2(2) };
     let (_dir, file) = written(&spec);
-    for (name, ty) in [
-        ("token_embd", Q8_0),
-        ("output", Q5_0),
-        ("blk.0.attn_k", Q6_K),
-        ("blk.2.ffn_down", Q3_K),
-    ] {
+    for (name, ty) in
+        [("token_embd", Q8_0), ("output", Q5_0), ("blk.0.attn_k", Q6_K), ("blk.2.ffn_down", Q3_K)]
+    {
         assert_eq!(file.tensor(&format!("{name}.weight")).unwrap().ty, ty);
     }
     for ty in [Q4_0, Q5_1, Q2_K] {
-        written(&TinySpec {
-            types: MatrixTypes::all(ty),
-            ..spec.clone()
-        });
+        written(&TinySpec { types: MatrixTypes::all(ty), ..spec.clone() });
     }
 }
 
 #[test]
 #[should_panic(expected = "`blk.0.ffn_down.weight`: rows of 205 cannot be stored as Q8_0")]
 fn block_types_need_whole_blocks() {
-    TinySpec {
-        types: MatrixTypes::all(TensorType::Q8_0),
-        ..tiny_llama(1)
-    }
-    .writer();
+    TinySpec { types: MatrixTypes::all(TensorType::Q8_0), ..tiny_llama(1) }.writer();
 }
 
 #[test]
@@ -236,21 +170,10 @@ fn every_truncated_length_is_refused_with_both_sizes() {
     // The last tensor ends on the alignment, so no byte of the file is padding that may be missed.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cut.gguf");
-    let spec = TinySpec {
-        n_layers: 1,
-        d_model: 32,
-        d_ff: 33,
-        n_heads: 2,
-        ..tiny_llama(1)
-    };
+    let spec = TinySpec { n_layers: 1, d_model: 32, d_ff: 33, n_heads: 2, ..tiny_llama(1) };
     let whole = spec.writer().to_bytes();
     let header = header(&whole);
-    let data_start = header
-        .tensors()
-        .iter()
-        .map(|tensor| tensor.offset)
-        .min()
-        .unwrap();
+    let data_start = header.tensors().iter().map(|tensor| tensor.offset).min().unwrap();
     fs::write(&path, &whole).unwrap();
     GgufFile::open(&path).unwrap();
     let out = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -259,9 +182,7 @@ fn every_truncated_length_is_refused_with_both_sizes() {
         let error = GgufFile::open(&path).expect_err("a truncated file was accepted");
         let (expected, actual) = match error {
             FormatError::TooShort { actual, needed } => (needed, actual),
-            FormatError::Truncated {
-                expected, actual, ..
-            } => (expected, actual),
+            FormatError::Truncated { expected, actual, .. } => (expected, actual),
             _ => panic!("at {len} bytes: {error:?}"),
         };
         assert_eq!(actual, len as u64);

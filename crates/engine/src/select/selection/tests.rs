@@ -16,16 +16,10 @@ impl Raw {
     fn seeded(rows: usize, n: usize, seed: u64) -> Self {
         let mut state = seed.wrapping_mul(2) | 1;
         let scores = (0..rows * n).map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             ((state >> 60) as f32) * 0.125
         });
-        Raw {
-            rows,
-            n,
-            scores: scores.collect(),
-        }
+        Raw { rows, n, scores: scores.collect() }
     }
 
     fn row(&self, row: usize) -> &[f32] {
@@ -34,18 +28,12 @@ impl Raw {
 
     /// Columns `keys` of every row, row-major.
     fn block(&self, keys: Range<usize>) -> Vec<f32> {
-        (0..self.rows)
-            .flat_map(|row| self.row(row)[keys.clone()].to_vec())
-            .collect()
+        (0..self.rows).flat_map(|row| self.row(row)[keys.clone()].to_vec()).collect()
     }
 }
 
 fn selector(observation: Observation, sinks: usize, recent: usize) -> Selector {
-    Selector {
-        sinks,
-        recent,
-        ..Selector::new(Scorer::Observation(observation))
-    }
+    Selector { sinks, recent, ..Selector::new(Scorer::Observation(observation)) }
 }
 
 /// Streams `raw` in blocks of `block` keys.
@@ -61,12 +49,8 @@ fn stream(layout: SelectionLayout, raw: &Raw, block: usize) -> Kept {
 
 /// The same by definition: dense pooling, full sort.
 fn naive(selector: &Selector, dims: SelectionDims, budget: usize, raw: &Raw) -> Vec<Vec<u32>> {
-    let SelectionDims {
-        n_tokens, kv_heads, ..
-    } = dims;
-    let Scorer::Observation(o) = selector.scorer else {
-        panic!("observation only")
-    };
+    let SelectionDims { n_tokens, kv_heads, .. } = dims;
+    let Scorer::Observation(o) = selector.scorer else { panic!("observation only") };
     let everything = (0..n_tokens as u32).collect::<Vec<_>>();
     if n_tokens <= budget {
         return vec![everything; kv_heads];
@@ -78,11 +62,7 @@ fn naive(selector: &Selector, dims: SelectionDims, budget: usize, raw: &Raw) -> 
     let pool = |row: &[f32], i: usize| {
         let near = (i as isize - h..=i as isize + h).map(|j| {
             let inside = usize::try_from(j).ok().and_then(|j| row.get(j)).copied();
-            inside.unwrap_or(if o.pool == Pool::Avg {
-                0.0
-            } else {
-                f32::NEG_INFINITY
-            })
+            inside.unwrap_or(if o.pool == Pool::Avg { 0.0 } else { f32::NEG_INFINITY })
         });
         match o.pool {
             Pool::Avg => near.sum::<f32>() / o.kernel as f32,
@@ -120,9 +100,7 @@ fn lists(kept: &Kept) -> Vec<Vec<u32>> {
 }
 
 fn assert_well_formed(selector: &Selector, dims: SelectionDims, budget: usize, kept: &Kept) {
-    let SelectionDims {
-        n_tokens, kv_heads, ..
-    } = dims;
+    let SelectionDims { n_tokens, kv_heads, .. } = dims;
     let mandatory = selector.mandatory(n_tokens);
     assert_eq!(kept.n_heads(), kv_heads);
     for head in lists(kept) {
@@ -130,33 +108,18 @@ fn assert_well_formed(selector: &Selector, dims: SelectionDims, budget: usize, k
         assert!(head.windows(2).all(|pair| pair[0] < pair[1]), "{head:?}");
         assert!(head.iter().all(|&p| (p as usize) < n_tokens));
         for forced in (0..mandatory.sinks_end).chain(mandatory.tail_start..n_tokens) {
-            assert!(
-                head.binary_search(&(forced as u32)).is_ok(),
-                "{forced} not in {head:?}"
-            );
+            assert!(head.binary_search(&(forced as u32)).is_ok(), "{forced} not in {head:?}");
         }
     }
 }
 
 fn any_observation() -> impl Strategy<Value = Observation> {
     let pool = prop_oneof![Just(Pool::Avg), Just(Pool::Max)];
-    let group = prop_oneof![
-        Just(GroupReduce::Mean),
-        Just(GroupReduce::Max),
-        Just(GroupReduce::Sum)
-    ];
-    let order = prop_oneof![
-        Just(PoolOrder::GroupThenPool),
-        Just(PoolOrder::PoolThenGroup)
-    ];
+    let group =
+        prop_oneof![Just(GroupReduce::Mean), Just(GroupReduce::Max), Just(GroupReduce::Sum)];
+    let order = prop_oneof![Just(PoolOrder::GroupThenPool), Just(PoolOrder::PoolThenGroup)];
     (1usize..9, 0usize..5, pool, group, order).prop_map(|(window, half, pool, group, order)| {
-        Observation {
-            window,
-            kernel: 2 * half + 1,
-            pool,
-            group,
-            order,
-        }
+        Observation { window, kernel: 2 * half + 1, pool, group, order }
     })
 }
 
@@ -221,20 +184,13 @@ proptest! {
 fn recency_keeps_sinks_and_the_rest_of_the_budget() {
     let layout = |text: &str, n_tokens, budget| {
         let selector: Selector = text.parse().unwrap();
-        let dims = SelectionDims {
-            n_tokens,
-            kv_heads: 2,
-            group: 3,
-        };
+        let dims = SelectionDims { n_tokens, kv_heads: 2, group: 3 };
         SelectionLayout::new(&selector, dims, budget).unwrap()
     };
     let kept = |text: &str, n_tokens, budget| {
         let layout = layout(text, n_tokens, budget);
         assert!(!layout.needs_scores());
-        assert_eq!(
-            (layout.bytes(), layout.window(), layout.scored_keys()),
-            (0, 0, 0..0)
-        );
+        assert_eq!((layout.bytes(), layout.window(), layout.scored_keys()), (0, 0, 0..0));
         lists(&Selection::new(layout).finish())
     };
     assert_eq!(kept("streaming", 10, 7), vec![vec![0, 1, 2, 3, 7, 8, 9]; 2]);
@@ -244,10 +200,7 @@ fn recency_keeps_sinks_and_the_rest_of_the_budget() {
     assert_eq!(kept("none", 4, 1), vec![vec![0, 1, 2, 3]; 2]);
     assert_eq!(kept("snapkv", 40, 40), vec![(0..40).collect::<Vec<_>>(); 2]);
     // Exactly the mandatory set: nothing is left for scores to decide.
-    assert_eq!(
-        kept("snapkv(window=2)+sinks(1)", 9, 3),
-        vec![vec![0, 7, 8]; 2]
-    );
+    assert_eq!(kept("snapkv(window=2)+sinks(1)", 9, 3), vec![vec![0, 7, 8]; 2]);
 }
 
 #[test]
@@ -255,19 +208,11 @@ fn every_preset_keeps_the_budget_at_every_length() {
     for preset in &PRESETS {
         let budget = 70;
         for n_tokens in 0..=140 {
-            let dims = SelectionDims {
-                n_tokens,
-                kv_heads: 2,
-                group: 2,
-            };
+            let dims = SelectionDims { n_tokens, kv_heads: 2, group: 2 };
             let layout = SelectionLayout::new(&preset.selector, dims, budget).unwrap();
             let raw = Raw::seeded(2, layout.scored_keys().len(), 7);
             let kept = stream(layout, &raw, 16);
-            let expected = if preset.name == "none" {
-                n_tokens
-            } else {
-                budget.min(n_tokens)
-            };
+            let expected = if preset.name == "none" { n_tokens } else { budget.min(n_tokens) };
             assert_well_formed(&preset.selector, dims, expected, &kept);
             assert_eq!(layout.kept(), expected);
             assert_eq!(layout.positions_bytes(), 2 * expected as u64 * 4);
@@ -277,11 +222,7 @@ fn every_preset_keeps_the_budget_at_every_length() {
 
 #[test]
 fn the_layout_says_what_to_score() {
-    let dims = SelectionDims {
-        n_tokens: 100,
-        kv_heads: 2,
-        group: 4,
-    };
+    let dims = SelectionDims { n_tokens: 100, kv_heads: 2, group: 4 };
     let layout = |text: &str| {
         let selector: Selector = text.parse().unwrap();
         SelectionLayout::new(&selector, dims, 50).unwrap()
@@ -289,16 +230,10 @@ fn the_layout_says_what_to_score() {
     let snapkv = layout("snapkv");
     assert!(snapkv.needs_scores());
     assert_eq!((snapkv.window(), snapkv.scored_keys()), (32, 0..68));
-    assert_eq!(
-        snapkv.score_rows(),
-        Some(ScoreRows::Grouped(GroupReduce::Mean))
-    );
+    assert_eq!(snapkv.score_rows(), Some(ScoreRows::Grouped(GroupReduce::Mean)));
     let pooled_first = layout("snapkv(order=pool-then-group)+recent(40)");
     // Positions 60..68 are kept anyway but their scores pool into the prefix.
-    assert_eq!(
-        (pooled_first.window(), pooled_first.scored_keys()),
-        (32, 0..68)
-    );
+    assert_eq!((pooled_first.window(), pooled_first.scored_keys()), (32, 0..68));
     assert_eq!(pooled_first.score_rows(), Some(ScoreRows::PerQueryHead));
     assert_eq!(layout("streaming").score_rows(), None);
 }
@@ -313,28 +248,16 @@ fn allocated(selection: &Selection) -> u64 {
 
 #[test]
 fn memory_is_the_layouts_and_does_not_grow_or_depend_on_the_prompt() {
-    for text in [
-        "snapkv",
-        "snapkv(order=pool-then-group)",
-        "snapkv-kvpress+sinks(4)",
-        "streaming",
-    ] {
+    for text in ["snapkv", "snapkv(order=pool-then-group)", "snapkv-kvpress+sinks(4)", "streaming"]
+    {
         let selector: Selector = text.parse().unwrap();
         let mut sizes = Vec::new();
         for n_tokens in [300, 3000] {
-            let dims = SelectionDims {
-                n_tokens,
-                kv_heads: 3,
-                group: 2,
-            };
+            let dims = SelectionDims { n_tokens, kv_heads: 3, group: 2 };
             let layout = SelectionLayout::new(&selector, dims, 128).unwrap();
             let mut selection = Selection::new(layout);
             assert_eq!(allocated(&selection), layout.bytes(), "{text}");
-            let rows = if layout.score_rows() == Some(ScoreRows::PerQueryHead) {
-                6
-            } else {
-                3
-            };
+            let rows = if layout.score_rows() == Some(ScoreRows::PerQueryHead) { 6 } else { 3 };
             let end = layout.scored_keys().end;
             if layout.needs_scores() {
                 let raw = Raw::seeded(rows, end, 3);
@@ -353,11 +276,7 @@ fn memory_is_the_layouts_and_does_not_grow_or_depend_on_the_prompt() {
 #[test]
 fn golden_bytes_of_the_llama_shape() {
     // 32 layers of 8 KV heads at K = 4,096: 4 MiB of positions (design section 6).
-    let dims = SelectionDims {
-        n_tokens: 131_072,
-        kv_heads: 8,
-        group: 4,
-    };
+    let dims = SelectionDims { n_tokens: 131_072, kv_heads: 8, group: 4 };
     let selector = Selector::preset("snapkv").unwrap();
     let layout = SelectionLayout::new(selector, dims, 4096).unwrap();
     assert_eq!(32 * layout.positions_bytes(), 4 << 20);
@@ -367,85 +286,33 @@ fn golden_bytes_of_the_llama_shape() {
 
 #[test]
 fn impossible_layouts_are_refused() {
-    let dims = SelectionDims {
-        n_tokens: 100,
-        kv_heads: 2,
-        group: 1,
-    };
+    let dims = SelectionDims { n_tokens: 100, kv_heads: 2, group: 1 };
     let refuse = |selector: &Selector, dims, budget| {
         SelectionLayout::new(selector, dims, budget).unwrap_err()
     };
     let snapkv = Selector::preset("snapkv").unwrap();
-    assert!(matches!(
-        refuse(snapkv, dims, 31),
-        SelectError::BudgetTooSmall { needed: 32, .. }
-    ));
+    assert!(matches!(refuse(snapkv, dims, 31), SelectError::BudgetTooSmall { needed: 32, .. }));
     let streaming = Selector::preset("streaming").unwrap();
-    assert!(matches!(
-        refuse(streaming, dims, 4),
-        SelectError::BudgetTooSmall { needed: 5, .. }
-    ));
-    let even = selector(
-        Observation {
-            kernel: 6,
-            ..Observation::SNAPKV
-        },
-        0,
-        0,
-    );
-    assert_eq!(
-        refuse(&even, dims, 64),
-        SelectError::EvenKernel { kernel: 6 }
-    );
-    let huge = selector(
-        Observation {
-            kernel: usize::MAX,
-            ..Observation::SNAPKV
-        },
-        0,
-        0,
-    );
-    assert!(matches!(
-        refuse(&huge, dims, 64),
-        SelectError::TooLarge { kv_heads: 2, .. }
-    ));
+    assert!(matches!(refuse(streaming, dims, 4), SelectError::BudgetTooSmall { needed: 5, .. }));
+    let even = selector(Observation { kernel: 6, ..Observation::SNAPKV }, 0, 0);
+    assert_eq!(refuse(&even, dims, 64), SelectError::EvenKernel { kernel: 6 });
+    let huge = selector(Observation { kernel: usize::MAX, ..Observation::SNAPKV }, 0, 0);
+    assert!(matches!(refuse(&huge, dims, 64), SelectError::TooLarge { kv_heads: 2, .. }));
 }
 
 #[test]
 fn a_score_that_is_not_a_number_is_an_error() {
-    let dims = SelectionDims {
-        n_tokens: 10,
-        kv_heads: 1,
-        group: 1,
-    };
-    let selector = selector(
-        Observation {
-            window: 2,
-            ..Observation::SNAPKV
-        },
-        0,
-        0,
-    );
+    let dims = SelectionDims { n_tokens: 10, kv_heads: 1, group: 1 };
+    let selector = selector(Observation { window: 2, ..Observation::SNAPKV }, 0, 0);
     let mut selection = Selection::new(SelectionLayout::new(&selector, dims, 4).unwrap());
     let error = selection.push(0..2, &[0.5, f32::NAN]).unwrap_err();
-    assert!(matches!(
-        error,
-        SelectError::NonFiniteScore {
-            head: 0,
-            position: 1,
-            ..
-        }
-    ));
+    assert!(matches!(error, SelectError::NonFiniteScore { head: 0, position: 1, .. }));
 }
 
 #[test]
 #[should_panic(expected = "scores are missing")]
 fn finishing_early_is_refused() {
-    let dims = SelectionDims {
-        n_tokens: 100,
-        kv_heads: 1,
-        group: 1,
-    };
+    let dims = SelectionDims { n_tokens: 100, kv_heads: 1, group: 1 };
     let snapkv = Selector::preset("snapkv").unwrap();
     let mut selection = Selection::new(SelectionLayout::new(snapkv, dims, 40).unwrap());
     selection.push(0..10, &[0.0; 10]).unwrap();
@@ -455,11 +322,7 @@ fn finishing_early_is_refused() {
 #[test]
 #[should_panic(expected = "only 0..68 are scored")]
 fn scores_of_the_window_are_refused() {
-    let dims = SelectionDims {
-        n_tokens: 100,
-        kv_heads: 1,
-        group: 1,
-    };
+    let dims = SelectionDims { n_tokens: 100, kv_heads: 1, group: 1 };
     let snapkv = Selector::preset("snapkv").unwrap();
     let mut selection = Selection::new(SelectionLayout::new(snapkv, dims, 40).unwrap());
     selection.push(0..69, &[0.0; 69]).unwrap();

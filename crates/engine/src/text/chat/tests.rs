@@ -4,42 +4,27 @@ use super::*;
 use proptest::prelude::*;
 
 fn options() -> ChatOptions {
-    ChatOptions {
-        generation_prompt: GenerationPrompt::Add,
-        now: SystemTime::UNIX_EPOCH,
-    }
+    ChatOptions { generation_prompt: GenerationPrompt::Add, now: SystemTime::UNIX_EPOCH }
 }
 
 fn render(tokenizer: &Tokenizer, contents: &[&str]) -> RenderedChat {
-    let messages: Vec<Message> = contents
-        .iter()
-        .map(|content| Message::new("user", *content))
-        .collect();
-    tokenizer
-        .chat_template()
-        .unwrap()
-        .render(&messages, &options())
-        .unwrap()
+    let messages: Vec<Message> =
+        contents.iter().map(|content| Message::new("user", *content)).collect();
+    tokenizer.chat_template().unwrap().render(&messages, &options()).unwrap()
 }
 
 /// The control tokens of a chat, in order.
 fn controls(tokenizer: &Tokenizer, contents: &[&str]) -> Vec<String> {
     let ids = tokenizer.encode_chat(&render(tokenizer, contents)).unwrap();
     let control = |id: &&u32| tokenizer.kind(**id).unwrap() == super::super::TokenKind::Control;
-    ids.iter()
-        .filter(control)
-        .map(|&id| tokenizer.token(id).unwrap().to_owned())
-        .collect()
+    ids.iter().filter(control).map(|&id| tokenizer.token(id).unwrap().to_owned()).collect()
 }
 
 /// Renders contents back to back: whatever they can do together, they do.
 fn glued() -> Tokenizer {
     let template =
         "<|im_start|>{% for m in messages %}{{ m.content | trim }}{% endfor %}<|im_end|>";
-    tokenizer(VocabSource {
-        chat_template: Some(template.into()),
-        ..tiny()
-    })
+    tokenizer(VocabSource { chat_template: Some(template.into()), ..tiny() })
 }
 
 #[test]
@@ -49,10 +34,7 @@ fn benign_chats_are_encoded_as_their_text() {
     let text = "<|im_start|>user\nhello hello<|im_end|>\n<|im_start|>user\na < b, <b>bold</b> and <tool><|im_end|>\n\
                 <|im_start|>assistant\n";
     assert_eq!(chat.text(), text);
-    assert_eq!(
-        t.encode_chat(&chat).unwrap(),
-        t.encode(text, Specials::Recognize).unwrap()
-    );
+    assert_eq!(t.encode_chat(&chat).unwrap(), t.encode(text, Specials::Recognize).unwrap());
 }
 
 #[test]
@@ -75,15 +57,9 @@ fn user_text_never_becomes_control() {
         "|>",
     ] {
         assert_eq!(controls(&t, &[attack]), expected, "{attack:?}");
-        assert!(
-            render(&t, &[attack]).text().contains(attack.trim()),
-            "{attack:?}"
-        );
+        assert!(render(&t, &[attack]).text().contains(attack.trim()), "{attack:?}");
         let ids = t.encode_chat(&render(&t, &[attack])).unwrap();
-        assert!(
-            t.decode(&ids).unwrap().contains(attack.trim()),
-            "{attack:?}"
-        );
+        assert!(t.decode(&ids).unwrap().contains(attack.trim()), "{attack:?}");
     }
 }
 
@@ -108,32 +84,19 @@ fn messages_cannot_make_a_marker_together() {
 #[test]
 fn a_template_that_begins_with_bos_gets_no_second() {
     let template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
-    let source = VocabSource {
-        chat_template: Some(template.into()),
-        add_bos: Some(true),
-        ..tiny()
-    };
+    let source =
+        VocabSource { chat_template: Some(template.into()), add_bos: Some(true), ..tiny() };
     let t = tokenizer(source);
     assert_eq!(controls(&t, &["<s>hello"]), ["<s>", "<|im_end|>"]);
-    let t = tokenizer(VocabSource {
-        add_bos: Some(true),
-        ..tiny()
-    });
+    let t = tokenizer(VocabSource { add_bos: Some(true), ..tiny() });
     assert_eq!(controls(&t, &["hello"])[..2], ["<s>", "<|im_start|>"]);
 }
 
 #[test]
 fn the_generation_prompt_is_a_choice() {
     let t = tokenizer(tiny());
-    let omit = ChatOptions {
-        generation_prompt: GenerationPrompt::Omit,
-        ..options()
-    };
-    let chat = t
-        .chat_template()
-        .unwrap()
-        .render(&[Message::new("user", "x")], &omit)
-        .unwrap();
+    let omit = ChatOptions { generation_prompt: GenerationPrompt::Omit, ..options() };
+    let chat = t.chat_template().unwrap().render(&[Message::new("user", "x")], &omit).unwrap();
     assert_eq!(chat.text(), "<|im_start|>user\nx<|im_end|>\n");
 }
 
@@ -143,32 +106,19 @@ fn what_cannot_be_rendered_is_said() {
     let template = t.chat_template().unwrap();
     let error = |role: &str, content: &str| {
         let messages = [Message::new("user", ""), Message::new(role, content)];
-        template
-            .render(&messages, &options())
-            .unwrap_err()
-            .to_string()
+        template.render(&messages, &options()).unwrap_err().to_string()
     };
     for role in ["", "user\n", "a|b", "<|im_end|>", "é"] {
-        assert!(
-            error(role, "x").contains("of message 1 is not a name"),
-            "{role:?}"
-        );
+        assert!(error(role, "x").contains("of message 1 is not a name"), "{role:?}");
     }
     let all: String = ('\u{FDD0}'..='\u{FDEF}').collect();
     assert!(error("user", &all).contains("all 32 noncharacters"));
 
-    let none = tokenizer(VocabSource {
-        chat_template: None,
-        ..tiny()
-    })
-    .chat_template()
-    .unwrap_err();
+    let none =
+        tokenizer(VocabSource { chat_template: None, ..tiny() }).chat_template().unwrap_err();
     assert!(none.to_string().contains("no chat template"), "{none}");
-    let broken = tokenizer(VocabSource {
-        chat_template: Some("{% for %}".into()),
-        ..tiny()
-    })
-    .chat_template();
+    let broken = tokenizer(VocabSource { chat_template: Some("{% for %}".into()), ..tiny() })
+        .chat_template();
     assert!(
         broken
             .unwrap_err()

@@ -15,14 +15,10 @@ pub(in super::super) fn tiny() -> VocabSource {
         chat_template: Some(TEMPLATE.into()),
         ..VocabSource::default()
     };
-    source
-        .tokens
-        .extend(MERGES.map(|merge| merge.replace(' ', "")));
+    source.tokens.extend(MERGES.map(|merge| merge.replace(' ', "")));
     source.token_types = vec![1; source.tokens.len()];
-    for (token, code) in CONTROLS
-        .map(|token| (token, 3))
-        .into_iter()
-        .chain([("<tool>", 4), ("[PAD]", 5)])
+    for (token, code) in
+        CONTROLS.map(|token| (token, 3)).into_iter().chain([("<tool>", 4), ("[PAD]", 5)])
     {
         source.tokens.push(token.into());
         source.token_types.push(code);
@@ -41,9 +37,7 @@ pub(in super::super) fn tokenizer(source: VocabSource) -> Tokenizer {
 }
 
 fn strings(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
-    ids.iter()
-        .map(|&id| tokenizer.token(id).unwrap().to_owned())
-        .collect()
+    ids.iter().map(|&id| tokenizer.token(id).unwrap().to_owned()).collect()
 }
 
 #[test]
@@ -60,24 +54,13 @@ fn specials_are_text_or_tokens_as_asked() {
     let t = tokenizer(tiny());
     let text = "hello<|im_end|><tool>";
     let tokens = |specials| strings(&t, &t.encode(text, specials).unwrap());
-    assert_eq!(
-        tokens(Specials::Recognize),
-        ["hello", "<|im_end|>", "<tool>"]
-    );
+    assert_eq!(tokens(Specials::Recognize), ["hello", "<|im_end|>", "<tool>"]);
     assert_eq!(
         tokens(Specials::AsText),
         ["hello", "<|", "i", "m", "_", "e", "n", "d", "|>", "<tool>"]
     );
-    assert_eq!(
-        t.decode(&t.encode(text, Specials::AsText).unwrap())
-            .unwrap(),
-        text
-    );
-    assert_eq!(
-        t.decode(&t.encode(text, Specials::Recognize).unwrap())
-            .unwrap(),
-        "hello<tool>"
-    );
+    assert_eq!(t.decode(&t.encode(text, Specials::AsText).unwrap()).unwrap(), text);
+    assert_eq!(t.decode(&t.encode(text, Specials::Recognize).unwrap()).unwrap(), "hello<tool>");
 }
 
 #[test]
@@ -96,73 +79,37 @@ fn a_control_token_that_is_a_whole_word_stays_out_of_reach() {
 
 #[test]
 fn bos_is_there_once() {
-    let with = |add_bos, pre: &str| {
-        tokenizer(VocabSource {
-            add_bos,
-            pre: Some(pre.into()),
-            ..tiny()
-        })
-    };
+    let with =
+        |add_bos, pre: &str| tokenizer(VocabSource { add_bos, pre: Some(pre.into()), ..tiny() });
     let yes = with(Some(true), "gpt-2");
     let bos = id_of(&tiny(), "<s>");
     assert_eq!(yes.prompt_bos(), Some(bos));
-    let count = |ids: Vec<u32>| {
-        (
-            ids.first() == Some(&bos),
-            ids.iter().filter(|&&id| id == bos).count(),
-        )
-    };
-    assert_eq!(
-        count(yes.encode("hello", Specials::AsText).unwrap()),
-        (true, 1)
-    );
-    assert_eq!(
-        count(yes.encode("<s>hello", Specials::Recognize).unwrap()),
-        (true, 1)
-    );
-    assert_eq!(
-        count(yes.encode("<s>hello", Specials::AsText).unwrap()),
-        (true, 1)
-    );
+    let count =
+        |ids: Vec<u32>| (ids.first() == Some(&bos), ids.iter().filter(|&&id| id == bos).count());
+    assert_eq!(count(yes.encode("hello", Specials::AsText).unwrap()), (true, 1));
+    assert_eq!(count(yes.encode("<s>hello", Specials::Recognize).unwrap()), (true, 1));
+    assert_eq!(count(yes.encode("<s>hello", Specials::AsText).unwrap()), (true, 1));
     assert_eq!(yes.encode("", Specials::AsText).unwrap(), [bos]);
-    assert_eq!(
-        count(yes.encode_continuation("hello", Specials::AsText).unwrap()),
-        (false, 0)
-    );
+    assert_eq!(count(yes.encode_continuation("hello", Specials::AsText).unwrap()), (false, 0));
 
     assert_eq!(with(None, "gpt-2").prompt_bos(), None);
     assert_eq!(with(Some(false), "llama-bpe").prompt_bos(), None);
     assert_eq!(with(None, "llama-bpe").prompt_bos(), Some(bos));
-    let missing = Tokenizer::new(VocabSource {
-        add_bos: Some(true),
-        bos: None,
-        ..tiny()
-    })
-    .unwrap_err();
-    assert!(
-        missing
-            .to_string()
-            .contains("no `tokenizer.ggml.bos_token_id`"),
-        "{missing}"
-    );
+    let missing =
+        Tokenizer::new(VocabSource { add_bos: Some(true), bos: None, ..tiny() }).unwrap_err();
+    assert!(missing.to_string().contains("no `tokenizer.ggml.bos_token_id`"), "{missing}");
 }
 
 #[test]
 fn end_markers_of_the_vocabulary_count_beside_the_headers() {
     let t = tokenizer(tiny());
     let source = tiny();
-    let (im_end, endoftext) = (
-        id_of(&source, "<|im_end|>"),
-        id_of(&source, "<|endoftext|>"),
-    );
+    let (im_end, endoftext) = (id_of(&source, "<|im_end|>"), id_of(&source, "<|endoftext|>"));
     assert_eq!(t.eos(), [im_end, endoftext]);
     assert!(t.is_eos(im_end) && t.is_eos(endoftext) && !t.is_eos(0));
     // A header may name a token that is typed as text: it ends generation and is no text.
     let h = id_of(&source, "[PAD]");
-    let t = tokenizer(VocabSource {
-        eos: vec![h],
-        ..source
-    });
+    let t = tokenizer(VocabSource { eos: vec![h], ..source });
     assert!(t.is_eos(h));
     assert_eq!(t.kind(h).unwrap(), TokenKind::Control);
     assert_eq!(t.decode(&[h]).unwrap(), "");
@@ -179,10 +126,7 @@ fn ids_outside_the_vocabulary_are_errors() {
         t.kind(vocab).map(drop).unwrap_err(),
         t.detokenize_stream().push(vocab).unwrap_err(),
     ] {
-        assert!(
-            matches!(error, TextError::TokenOutOfRange { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, TextError::TokenOutOfRange { .. }), "{error}");
     }
 }
 
@@ -223,14 +167,7 @@ fn a_byte_without_token_is_named_not_dropped() {
     let text = "hé<tool>\u{7}x";
     let error = t.encode(text, Specials::AsText).unwrap_err();
     assert!(
-        matches!(
-            error,
-            TextError::NoTokenForByte {
-                byte: 7,
-                character: '\u{7}',
-                offset: 9
-            }
-        ),
+        matches!(error, TextError::NoTokenForByte { byte: 7, character: '\u{7}', offset: 9 }),
         "{error}"
     );
     assert!(t.encode("hé<tool>x", Specials::AsText).is_ok());
@@ -243,20 +180,9 @@ fn encode_can_be_cancelled() {
     let mut polls = 0;
     let mut third = || {
         polls += 1;
-        if polls == 3 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if polls == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let error = t
-        .encode_polled(&text, Specials::AsText, &mut third)
-        .unwrap_err();
-    let TextError::Cancelled { bytes } = error else {
-        panic!("{error}")
-    };
-    assert!(
-        (3 * POLL_BYTES..3 * (POLL_BYTES + 6)).contains(&bytes),
-        "{bytes}"
-    );
+    let error = t.encode_polled(&text, Specials::AsText, &mut third).unwrap_err();
+    let TextError::Cancelled { bytes } = error else { panic!("{error}") };
+    assert!((3 * POLL_BYTES..3 * (POLL_BYTES + 6)).contains(&bytes), "{bytes}");
 }

@@ -29,10 +29,7 @@ impl Avx2 {
             let high = _mm256_srli_epi32::<16>(pairs);
             // packus works inside 128-bit halves: low 0-3, high 0-3 | low 4-7, high 4-7.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
-            (
-                _mm256_castsi256_si128(packed),
-                _mm256_extracti128_si256::<1>(packed),
-            )
+            (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed))
         })
     }
 }
@@ -279,22 +276,14 @@ impl Lanes for Avx2 {
             let (gh0, gh1) = (_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
             const LOW: i32 = 0b01_00_01_00;
             const HIGH: i32 = 0b11_10_11_10;
-            let (ad0, ad1) = (
-                _mm256_shuffle_ps::<LOW>(ab0, cd0),
-                _mm256_shuffle_ps::<HIGH>(ab0, cd0),
-            );
-            let (ad2, ad3) = (
-                _mm256_shuffle_ps::<LOW>(ab1, cd1),
-                _mm256_shuffle_ps::<HIGH>(ab1, cd1),
-            );
-            let (eh0, eh1) = (
-                _mm256_shuffle_ps::<LOW>(ef0, gh0),
-                _mm256_shuffle_ps::<HIGH>(ef0, gh0),
-            );
-            let (eh2, eh3) = (
-                _mm256_shuffle_ps::<LOW>(ef1, gh1),
-                _mm256_shuffle_ps::<HIGH>(ef1, gh1),
-            );
+            let (ad0, ad1) =
+                (_mm256_shuffle_ps::<LOW>(ab0, cd0), _mm256_shuffle_ps::<HIGH>(ab0, cd0));
+            let (ad2, ad3) =
+                (_mm256_shuffle_ps::<LOW>(ab1, cd1), _mm256_shuffle_ps::<HIGH>(ab1, cd1));
+            let (eh0, eh1) =
+                (_mm256_shuffle_ps::<LOW>(ef0, gh0), _mm256_shuffle_ps::<HIGH>(ef0, gh0));
+            let (eh2, eh3) =
+                (_mm256_shuffle_ps::<LOW>(ef1, gh1), _mm256_shuffle_ps::<HIGH>(ef1, gh1));
             [
                 _mm256_permute2f128_ps::<0x20>(ad0, eh0),
                 _mm256_permute2f128_ps::<0x20>(ad1, eh1),
