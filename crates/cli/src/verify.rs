@@ -4,10 +4,10 @@ use crate::flags::{CpuFlags, RunFlags, count};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, print_text};
-use anyhow::ensure;
+use crate::progress::Watch;
+use anyhow::{Context, ensure};
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
-use tidekv::verify::Verdict;
+use tidekv::verify::{Verifier, cases};
 
 /// Check on your own model that chunking and layer order change no bit.
 ///
@@ -51,22 +51,19 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
     let chunks = if args.chunks.is_empty() { &default } else { &args.chunks };
 
     let quiet = args.json == Some(JsonTarget::Stdout);
-    let mut failed_to_print = None;
-    let mut each = |verdict: &Verdict| {
-        if !quiet && let Err(error) = print_text(&line(verdict)) {
-            failed_to_print = Some(error);
-            return ControlFlow::Break(());
+    let n_layers = engine.model().spec.shape.n_layers;
+    let mut verifier = Verifier::new(&engine, &tokens, &config);
+    let mut verdicts = Vec::new();
+    let n_tokens = NonZeroUsize::new(args.tokens).context("--tokens must be at least 1")?;
+    for case in cases(n_tokens, chunks) {
+        let mut watch = Watch::new(case.schedule.name(), n_layers, &interrupt);
+        let verdict = verifier.check(case, &mut watch)?;
+        watch.clear();
+        if !quiet {
+            print_text(&format!("{verdict}\n"))?;
         }
-        match interrupt.is_set() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    };
-    let verdicts = tidekv::verify::verify(&engine, &tokens, &config, chunks, &mut each);
-    if let Some(error) = failed_to_print {
-        return Err(error);
+        verdicts.push(verdict);
     }
-    let verdicts = verdicts?;
     if let Some(json) = &args.json {
         json.write(&verdicts)?;
     }
@@ -80,29 +77,6 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         ))?;
     }
     Ok(())
-}
-
-fn line(verdict: &Verdict) -> String {
-    let Verdict { schedule, chunk, difference, unplanned } = verdict;
-    let mut text = format!("{schedule:<13} C = {chunk:<6}");
-    match difference {
-        None => text += " same bits",
-        Some(found) => {
-            let layer = found.layer.map(|layer| format!(" of layer {layer}")).unwrap_or_default();
-            text +=
-                &format!(" DIFFERS first in {}{layer} at position {}", found.what, found.position);
-        }
-    }
-    match unplanned {
-        None => text += ", memory as planned\n",
-        Some(found) => {
-            text += &format!(
-                ", MEMORY DIFFERS in {} ({}): planned {}, accounted {}\n",
-                found.step, found.component, found.planned, found.accounted
-            );
-        }
-    }
-    text
 }
 
 /// Token ids from a linear congruential sequence (multiplier of Knuth's MMIX):

@@ -178,6 +178,11 @@ fn every_schedule_chunk_and_thread_count_gives_the_bits_of_the_whole_prompt() {
                     whole.assert_equals(&case, &engine, (kind, s));
                 }
                 for chunk in [1, 7, 64, 512, s - 1, s, s + 1] {
+                    // Single rows wake the threads S times per layer: most of this test's time,
+                    // spent on the shorter prompts only.
+                    if chunk == 1 && threads > 1 && s > 150 {
+                        continue;
+                    }
                     for kind in CHUNKED {
                         whole.assert_equals(&case, &engine, (kind, chunk));
                     }
