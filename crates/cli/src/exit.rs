@@ -43,7 +43,7 @@ fn code(error: &anyhow::Error) -> u8 {
             Some(tidekv::Error::Cancelled) => return INTERRUPTED,
             _ => {}
         }
-        if matches!(cause.downcast_ref(), Some(tidekv_fetch::Error::Cancelled { .. })) {
+        if matches!(cause.downcast_ref(), Some(tidekv_fetch::Error::Cancelled)) {
             return INTERRUPTED;
         }
     }

@@ -41,11 +41,11 @@ enum Command {
     /// Read a long document with a small model and find the fact hidden in it
     Demo(demo::Args),
     /// Read a prompt and answer it
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Say how much memory a prompt takes, before running it
-    Plan(plan::Args),
+    Plan(Box<plan::Args>),
     /// Check on your own model that chunking and layer order change no bit
-    Verify(verify::Args),
+    Verify(Box<verify::Args>),
     /// Fetch a model into the cache
     Pull(pull::Args),
 }

@@ -70,7 +70,6 @@ impl Observer for Norms {
 
 fn check_norms(found: &[f64], expected: &Value, what: &str) {
     let expected = numbers(expected);
-    // The reference's last entry is taken after the final norm, ours before it.
     for (layer, (found, expected)) in found.iter().zip(&expected[..expected.len() - 1]).enumerate()
     {
         let error = (found - expected).abs() / expected;
@@ -88,8 +87,8 @@ fn check_single_precision(name: &str) {
         let zeros = vec![0.0; n_layers + 1];
         let mut norms = Norms { n_tokens: prompt.len(), last: zeros.clone(), mean: zeros };
         let mut session = engine.prefill(&prompt, &config(Element::F32), &mut norms).unwrap();
-        // The last layer's output is compared too: entry N is before the final
-        // norm here and after it in the reference, so it is left out above.
+        // Entry N is before the final norm here and after it in the reference;
+        // the logits below cover it.
         check_norms(&norms.last[..n_layers], &case["hidden_l2_last_token"], &what);
         check_norms(&norms.mean[..n_layers], &case["hidden_l2_mean"], &what);
 
@@ -128,7 +127,8 @@ fn qwen_in_single_precision_is_the_reference() {
 
 /// Default precision stores K/V and hidden states in bf16: eight bits of
 /// mantissa, a relative rounding of 2^-9 at each of N layers. The bounds are
-/// what was measured on these prompts with headroom of about two.
+/// about twice what was measured on these prompts with AVX2: logits within 0.31
+/// and KL 5.2e-4 (SmolLM2), logits within 0.28 and KL 3.1e-3 (Qwen).
 struct Bounds {
     logits: f32,
     kl: f64,
@@ -187,10 +187,10 @@ fn divergence_is_zero_for_equals_and_not_otherwise() {
 
 #[test]
 fn smollm2_in_default_precision_stays_within_its_bound() {
-    check_default_precision("smollm2-135m", &Bounds { logits: 1.0, kl: 0.1 });
+    check_default_precision("smollm2-135m", &Bounds { logits: 0.6, kl: 1e-3 });
 }
 
 #[test]
 fn qwen_in_default_precision_stays_within_its_bound() {
-    check_default_precision("qwen2.5-coder-0.5b", &Bounds { logits: 1.0, kl: 0.1 });
+    check_default_precision("qwen2.5-coder-0.5b", &Bounds { logits: 0.6, kl: 6e-3 });
 }

@@ -145,6 +145,7 @@ fn read_group(group: &std::path::Path, files: &GroupFiles) -> Option<Group> {
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::fs;

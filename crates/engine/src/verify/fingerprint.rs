@@ -293,6 +293,11 @@ mod tests {
         differs(|layer| layer.offsets[1] = 2, Numbers::KeptPositions, 0, 7);
         differs(|layer| layer.keys[3] = 0, Numbers::KeptKeys, 1, 1);
         differs(|layer| layer.values[4] = 0, Numbers::KeptValues, 1, 5);
-        differs(|layer| drop(layer.positions.pop()), Numbers::KeptPositions, 1, 5);
+        differs(
+            |layer| layer.positions.truncate(layer.positions.len() - 1),
+            Numbers::KeptPositions,
+            1,
+            5,
+        );
     }
 }
