@@ -3,7 +3,7 @@
 //! It follows [`crate::schedule::Schedule::steps`] with one arm per kind of
 //! step; it neither times nor prints. Every control of the paper runs here.
 //! Next hop of a prompt: [`crate::bridge`], the backend's layer verbs, then
-//! [`crate::compress`].
+//! `compress`.
 
 use crate::backend::{Backend, ChunkRows, LayerOf, Workspace};
 use crate::bridge::Bridge;

@@ -5,7 +5,7 @@
 //! total *within* each step. It is deliberately not the executor run on a dry
 //! backend: it is a second statement of what lives when, so that "plan equals
 //! accountant" is a check and not a tautology. The price is that it must be kept
-//! in step with [`crate::prefill`]; the tests see to that.
+//! in step with `prefill`; the tests see to that.
 
 use super::{Breakdown, Component, Moment, Peak, StepMemory, layout};
 use crate::backend::Sizes;

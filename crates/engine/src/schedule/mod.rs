@@ -2,8 +2,8 @@
 //! evicts.
 //!
 //! A schedule is a value. Every control of the paper is one of these values run
-//! by the one executor ([`crate::prefill`]), which only follows
-//! [`Schedule::steps`]. Next hop of a prompt: [`crate::prefill`].
+//! by the one executor (`prefill`), which only follows
+//! [`Schedule::steps`]. Next hop of a prompt: `prefill`.
 
 mod cost;
 mod steps;
