@@ -97,10 +97,12 @@ impl RunConfig {
         budgets.into_iter().map(|budget| SelectionLayout::new(&selector, dims, budget)).collect()
     }
 
-    /// Rows that the decode tail needs: one per generated token that is fed
-    /// back, within the context.
-    pub fn tail_rows(&self, shape: &Shape, n_tokens: usize) -> usize {
-        self.max_new_tokens.min(shape.context.saturating_sub(n_tokens))
+    /// Rows of the decode tail: one per generated token that is fed back. The
+    /// prompt has no say, although one near the context's end leaves less room:
+    /// a tail that shrinks as prompts grow would make a longer prompt need less
+    /// memory than a shorter one.
+    pub fn tail_rows(&self, shape: &Shape) -> usize {
+        self.max_new_tokens.min(shape.context)
     }
 
     /// Checks a prompt against the model.

@@ -107,7 +107,7 @@ impl<'a, B: Backend> Run<'a, B> {
             accountant.charge(Component::Weights, device.weight_bytes.held)?,
             accountant.charge(Component::WeightsMapped, device.weight_bytes.mapped)?,
         ];
-        let tail_rows = config.tail_rows(shape, n_tokens);
+        let tail_rows = config.tail_rows(shape);
         let room = ActiveRoom { layers: active_layers, element: config.kv, n_tokens };
         Ok(Run {
             device,

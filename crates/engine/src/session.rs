@@ -88,9 +88,11 @@ impl<'e, B: Backend> Session<'e, B> {
         Pos((self.tokens.len() + self.tail_row) as u32)
     }
 
-    /// Tokens that can still be fed.
+    /// Tokens that can still be fed: what the tail and the context have room for.
     pub fn room(&self) -> usize {
-        self.tails.first().map_or(0, |tail| tail.capacity - self.tail_row)
+        let in_tail = self.tails.first().map_or(0, |tail| tail.capacity - self.tail_row);
+        let context = self.engine.model().spec.shape.context;
+        in_tail.min(context - self.next_position().index())
     }
 
     /// Logits after the last token fed, `[vocab]`.

@@ -115,7 +115,7 @@ pub(crate) fn window(selections: &[SelectionLayout]) -> usize {
 fn before_steps(input: &PlanInput<'_>, selections: &[SelectionLayout]) -> Breakdown {
     let PlanInput { shape, weights, sizes, config, n_tokens } = *input;
     let window = window(selections);
-    let tail_rows = config.tail_rows(shape, n_tokens);
+    let tail_rows = config.tail_rows(shape);
     let mut live = Breakdown::default();
     live[Component::Weights] = weights.held;
     live[Component::WeightsMapped] = weights.mapped;
