@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,18 +16,6 @@ use tidekv::text::{
 };
 use tidekv_format::GgufFile;
 
-/// Where a pulled model lies: `TIDEKV_HOME`, else the platform's cache directory.
-fn model_path(alias: &str) -> PathBuf {
-    let home = std::env::var_os("TIDEKV_HOME").map(PathBuf::from);
-    let cache =
-        || std::env::var_os("XDG_CACHE_HOME").map(|cache| PathBuf::from(cache).join("tidekv"));
-    let user = || std::env::var_os("HOME").map(|user| PathBuf::from(user).join(".cache/tidekv"));
-    let home = home.or_else(cache).or_else(user).expect("TIDEKV_HOME or HOME is set");
-    let path = home.join("models").join(format!("{alias}.gguf"));
-    assert!(path.exists(), "{} is missing: run `tidekv pull {alias}`", path.display());
-    path
-}
-
 struct Model {
     tokenizer: Tokenizer,
     source: VocabSource,
@@ -36,7 +23,7 @@ struct Model {
 }
 
 fn load(alias: &str) -> Model {
-    let file = GgufFile::open(&model_path(alias)).unwrap();
+    let file = GgufFile::open(&tidekv_testkit::models::path(alias)).unwrap();
     let source = VocabSource::from_metadata(file.metadata()).unwrap();
     let reference = format!("{}/testdata/models/{alias}.json", env!("CARGO_MANIFEST_DIR"));
     let reference = serde_json::from_str(&std::fs::read_to_string(reference).unwrap()).unwrap();
