@@ -1,7 +1,8 @@
 //! Speed of prefill attention on one core: causal GFLOP/s for each tier of this CPU.
 //!
-//! Counts 4 D floating-point operations per query head and visible key (Q·K and P·V, a multiply and an add each); the
-//! exponentials, the masked part of diagonal tiles and the expansion of K and V are overhead.
+//! Counts 4 D floating-point operations per query head and visible key (Q·K and P·V, a multiply and
+//! an add each); the exponentials, the masked part of diagonal tiles and the expansion of K and V
+//! are overhead.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ fn main() {
             for isa in Isa::available() {
                 let rate = measure(isa, KvLayout { head_dim, element }, group);
                 println!(
-                    "{:>8} {element:?} D {head_dim:3} G {group}: {rate:6.1} GFLOP/s ({ROWS} rows, {KEYS} keys)",
+                    "{:>8} {element:?} D {head_dim:3} G {group}: {rate:6.1} GFLOP/s",
                     isa.name()
                 );
             }

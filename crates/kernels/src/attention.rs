@@ -2,16 +2,20 @@
 //!
 //! Two arithmetics over the same online softmax:
 //!
-//! * [`attend`] (prefill): query rows stacked with the G heads of their group into tiles, against the active K/V
-//!   blocks of [`crate::kv`]. Key blocks ascend on the fixed grid of [`KEY_BLOCK`](crate::kv::KEY_BLOCK) absolute positions, and every
-//!   row carries its own maximum, sum and output, rescaled in every block that the row sees. So the bits of a row
-//!   depend on its query and on the keys up to its position only: not on the rows of the same call, on where the
-//!   call starts, or on G.
-//! * [`attend_one`] (decode): one query row per head over row-major retained keys, then the decode tail.
+//! * [`attend`] (prefill): query rows stacked with the G heads of their group into tiles, against
+//!   the active K/V blocks of [`crate::kv`]. Key blocks ascend on the fixed grid of [`KEY_BLOCK`]
+//!   absolute positions, and every row carries its own maximum, sum and output, rescaled in every
+//!   block that the row sees. So the bits of a row depend on its query and on the keys up to its
+//!   position only: not on the rows of the same call, on where the call starts, or on G.
+//! * [`attend_one`] (decode): one query row per head over row-major retained keys, then the decode
+//!   tail.
 //!
-//! With m the running maximum, l the running sum and O the running output of a row, a block with logits s does
-//! `m' = max(m, max s)`, `P = exp(s - m')`, `a = exp(m - m')`, `l = l a + sum P`, `O = O a + P V`, and the row ends as
-//! `O / l` (the online softmax of FlashAttention, Dao et al. 2022, Algorithm 1, with one final division).
+//! With m the running maximum, l the running sum and O the running output of a row, a block with
+//! logits s does `m' = max(m, max s)`, `P = exp(s - m')`, `a = exp(m - m')`, `l = l a + sum P`,
+//! `O = O a + P V`, and the row ends as `O / l` (the online softmax of FlashAttention, Dao et al.
+//! 2022, Algorithm 1, with one final division).
+//!
+//! [`KEY_BLOCK`]: crate::kv::KEY_BLOCK
 
 mod decode;
 pub(crate) mod logits;
@@ -53,9 +57,9 @@ pub struct Attend<'a> {
 
 /// Replaces post-RoPE queries by their attention output, in place.
 ///
-/// `q` is `[rows, q_stride]`, its columns `col..col + G * D` are `[G, D]`; other columns are untouched. `scratch` has
-/// [`attend_scratch_len`] floats. A visible logit that is NaN or +inf makes the row's output NaN; one of -inf is a
-/// weight of zero.
+/// `q` is `[rows, q_stride]`, its columns `col..col + G * D` are `[G, D]`; other columns are
+/// untouched. `scratch` has [`attend_scratch_len`] floats. A visible logit that is NaN or +inf
+/// makes the row's output NaN; one of -inf is a weight of zero.
 pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
     attend.layout.assert_valid();
     let (d, keys) = (attend.layout.head_dim, attend.first_pos + attend.rows);
@@ -84,8 +88,8 @@ pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
     dispatch(isa, Prefill { attend, q, scratch });
 }
 
-/// Floats of scratch that [`attend`] needs: the expanded K and V block and one tile of stacked rows, whatever the
-/// number of keys. A bound for every smaller `rows` too.
+/// Floats of scratch that [`attend`] needs: the expanded K and V block and one tile of stacked
+/// rows, whatever the number of keys. A bound for every smaller `rows` too.
 pub fn attend_scratch_len(isa: Isa, layout: KvLayout, rows: usize, group: usize) -> usize {
     dispatch(isa, ScratchLen { layout, rows, group })
 }
@@ -103,9 +107,12 @@ pub struct DecodeSegment<'a> {
 
 /// Replaces one decode row's post-RoPE queries by their attention output, in place.
 ///
-/// `q` is `[G, D]`, the query heads that share one KV head. All rows of all segments are visible; they are taken in
-/// order, [`KEY_BLOCK`](crate::kv::KEY_BLOCK) at a time from the start of each segment. At least one segment has a row. `scratch` has
-/// [`attend_one_scratch_len`] floats. The bits of a head do not depend on the other heads of the call.
+/// `q` is `[G, D]`, the query heads that share one KV head. All rows of all segments are visible;
+/// they are taken in order, [`KEY_BLOCK`] at a time from the start of each segment. At least one
+/// segment has a row. `scratch` has [`attend_one_scratch_len`] floats. The bits of a head do not
+/// depend on the other heads of the call.
+///
+/// [`KEY_BLOCK`]: crate::kv::KEY_BLOCK
 pub fn attend_one(
     isa: Isa,
     layout: KvLayout,

@@ -1,26 +1,28 @@
 //! Storage layout of the *active* K and V of one KV head, and how rows enter and leave it.
 //!
-//! Keys are grouped in blocks of [`KEY_BLOCK`] absolute positions; position `p` is key `p % KEY_BLOCK` of block
-//! `p / KEY_BLOCK`. Inside a block:
+//! Keys are grouped in blocks of [`KEY_BLOCK`] absolute positions; position `p` is key `p %
+//! KEY_BLOCK` of block `p / KEY_BLOCK`. Inside a block:
 //!
 //! | element | K block | V block |
 //! |---|---|---|
 //! | 16 bit | `[D/2][KEY_BLOCK keys][2 dims]` | `[KEY_BLOCK/2 key pairs][D][2 keys]` |
 //! | F32 | `[D][KEY_BLOCK]` | `[KEY_BLOCK][D]` |
 //!
-//! Both products of attention reduce over the innermost pair (dims in Q·K, keys in P·V), so a 16-bit block is what
-//! pairwise bf16 dot instructions read without a repack, and a 32-bit word of it splits into two f32 lanes with a
-//! shift and a mask.
+//! Both products of attention reduce over the innermost pair (dims in Q·K, keys in P·V), so a
+//! 16-bit block is what pairwise bf16 dot instructions read without a repack, and a 32-bit word of
+//! it splits into two f32 lanes with a shift and a mask.
 
 pub(crate) mod expand;
 
 use crate::element::{self, Element};
 use crate::isa::Isa;
 
-/// Keys per block: the fixed grid of absolute positions that every attention and scoring reduction follows.
+/// Keys per block: the fixed grid of absolute positions that every attention and scoring reduction
+/// follows.
 pub const KEY_BLOCK: usize = 128;
 
-/// Elements converted at a time when a row is appended (a stack buffer, so appending needs no scratch).
+/// Elements converted at a time when a row is appended (a stack buffer, so appending needs no
+/// scratch).
 const CONVERT: usize = 64;
 
 /// Shape of one KV head's active K and V.
@@ -72,7 +74,8 @@ impl KvLayout {
         );
     }
 
-    /// Where one key lies inside its K block: a dim pair (16 bit) or a dim (F32) is 4 bytes in both block forms.
+    /// Where one key lies inside its K block: a dim pair (16 bit) or a dim (F32) is 4 bytes in both
+    /// block forms.
     fn key_units(&self, key: usize) -> Units {
         Units { first: 4 * key, stride: 4 * KEY_BLOCK, bytes: 4 }
     }
@@ -86,7 +89,8 @@ impl KvLayout {
     }
 }
 
-/// A row scattered inside a block as units of `bytes` (2 or 4) bytes: unit `i` starts at byte `first + i * stride`.
+/// A row scattered inside a block as units of `bytes` (2 or 4) bytes: unit `i` starts at byte
+/// `first + i * stride`.
 #[derive(Clone, Copy)]
 struct Units {
     first: usize,
@@ -95,7 +99,8 @@ struct Units {
 }
 
 impl Units {
-    /// Copies part of a row into the block; `at` is the byte of the row where `part` starts, a multiple of the unit.
+    /// Copies part of a row into the block; `at` is the byte of the row where `part` starts, a
+    /// multiple of the unit.
     fn scatter(self, block: &mut [u8], at: usize, part: &[u8]) {
         let first = self.first + at / self.bytes * self.stride;
         match self.bytes {
@@ -125,8 +130,8 @@ fn gather_units<const U: usize>(block: &[u8], stride: usize, row: &mut [u8]) {
     }
 }
 
-/// Rows to append: row `r` is the D floats at `src[r * stride..]` and becomes the key (or value) at absolute position
-/// `first_pos + r`.
+/// Rows to append: row `r` is the D floats at `src[r * stride..]` and becomes the key (or value) at
+/// absolute position `first_pos + r`.
 #[derive(Clone, Copy)]
 pub struct Append<'a> {
     /// Absolute position of row 0.
@@ -139,16 +144,19 @@ pub struct Append<'a> {
     pub stride: usize,
 }
 
-/// Appends post-RoPE keys to one head's K blocks, rounding to nearest even into the layout's element.
+/// Appends post-RoPE keys to one head's K blocks, rounding to nearest even into the layout's
+/// element.
 ///
-/// `blocks` covers positions from 0 and starts zeroed; positions that were never appended stay zero.
+/// `blocks` covers positions from 0 and starts zeroed; positions that were never appended stay
+/// zero.
 pub fn append_k(isa: Isa, layout: KvLayout, blocks: &mut [u8], rows: &Append) {
     append(isa, layout, blocks, rows, KvLayout::key_units);
 }
 
 /// Appends values to one head's V blocks, rounding to nearest even into the layout's element.
 ///
-/// `blocks` covers positions from 0 and starts zeroed; positions that were never appended stay zero.
+/// `blocks` covers positions from 0 and starts zeroed; positions that were never appended stay
+/// zero.
 pub fn append_v(isa: Isa, layout: KvLayout, blocks: &mut [u8], rows: &Append) {
     append(isa, layout, blocks, rows, KvLayout::value_units);
 }

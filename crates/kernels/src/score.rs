@@ -1,10 +1,12 @@
-//! Layer-end scoring of one query head by its observation window: the two passes of Algorithm 2, in f32 throughout.
+//! Layer-end scoring of one query head by its observation window: the two passes of Algorithm 2, in
+//! f32 throughout.
 //!
-//! Pass 1 ([`score_stats`]) leaves, for each of the W window rows, the maximum M and the sum Z of `exp(l - M)` over all
-//! S keys (paper equations (4)-(6)). Pass 2 ([`score_block`]) recomputes the logits of some keys, by the same code on the
-//! same blocks and so to the same bits, and returns each key's mean probability `exp(l - M) / Z` over the rows
-//! (selector spec sections 2 and 14). Both follow the fixed grid of [`KEY_BLOCK`] positions: nothing depends on how the
-//! caller slices the keys, and no `[W, S]` tensor exists.
+//! Pass 1 ([`score_stats`]) leaves, for each of the W window rows, the maximum M and the sum Z of
+//! `exp(l - M)` over all S keys (paper equations (4)-(6)). Pass 2 ([`score_block`]) recomputes the
+//! logits of some keys, by the same code on the same blocks and so to the same bits, and returns
+//! each key's mean probability `exp(l - M) / Z` over the rows (selector spec sections 2 and 14).
+//! Both follow the fixed grid of [`KEY_BLOCK`] positions: nothing depends on how the caller slices
+//! the keys, and no `[W, S]` tensor exists.
 
 use std::ops::Range;
 
@@ -44,13 +46,14 @@ pub struct RowStats<'a> {
     pub sum: &'a [f32],
 }
 
-/// Floats of scratch that both passes need for W = `rows`: one expanded K block, the scaled queries and one block of
-/// logits, whatever the number of keys.
+/// Floats of scratch that both passes need for W = `rows`: one expanded K block, the scaled queries
+/// and one block of logits, whatever the number of keys.
 pub fn score_scratch_len(layout: KvLayout, rows: usize) -> usize {
     k_panels_len(layout.head_dim) + rows * (layout.head_dim + KEY_BLOCK)
 }
 
-/// Pass 1: writes each row's maximum and sum, `[W]`, over all S keys. `scratch` has [`score_scratch_len`] floats.
+/// Pass 1: writes each row's maximum and sum, `[W]`, over all S keys. `scratch` has
+/// [`score_scratch_len`] floats.
 pub fn score_stats(
     isa: Isa,
     head: &ScoreHead,
@@ -63,10 +66,12 @@ pub fn score_stats(
     dispatch(isa, Stats { head, max, sum, scratch });
 }
 
-/// Pass 2: writes the mean probability of each key of `keys` over the W rows to `out`, `[keys.len()]`.
+/// Pass 2: writes the mean probability of each key of `keys` over the W rows to `out`,
+/// `[keys.len()]`.
 ///
-/// `keys` are positions below S; `stats` are pass 1's results for the same head and tier. Rows are added in ascending
-/// order; the value of a key does not depend on the range. `scratch` has [`score_scratch_len`] floats.
+/// `keys` are positions below S; `stats` are pass 1's results for the same head and tier. Rows are
+/// added in ascending order; the value of a key does not depend on the range. `scratch` has
+/// [`score_scratch_len`] floats.
 pub fn score_block(
     isa: Isa,
     head: &ScoreHead,
@@ -129,7 +134,8 @@ impl<'a> Window<'a> {
         Window { head, k_panels, q, logits }
     }
 
-    /// Logits of `keys` (positions inside the block) of the block at position `base`, in whole panels.
+    /// Logits of `keys` (positions inside the block) of the block at position `base`, in whole
+    /// panels.
     #[inline(always)]
     fn fill<L: Lanes>(&mut self, lanes: L, base: usize, keys: Range<usize>) {
         let layout = self.head.layout;
@@ -206,7 +212,8 @@ impl Kernel for Block<'_> {
     }
 }
 
-/// Mean over the rows of `exp(l - M) / Z` for the vector of keys at `base + at`; hidden keys add nothing to it.
+/// Mean over the rows of `exp(l - M) / Z` for the vector of keys at `base + at`; hidden keys add
+/// nothing to it.
 #[inline(always)]
 fn mean_weight<L: Lanes>(
     lanes: L,

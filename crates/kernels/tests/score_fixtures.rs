@@ -1,5 +1,5 @@
-//! Both scoring passes against the float64 statistics in `testdata/selectors`, on every ISA tier, for K stored as bf16
-//! and as f32, and for score blocks of several lengths.
+//! Both scoring passes against the float64 statistics in `testdata/selectors`, on every ISA tier,
+//! for K stored as bf16 and as f32, and for score blocks of several lengths.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that cannot be read fails the test")]
 
@@ -95,13 +95,15 @@ fn load(name: &'static str) -> Case {
     }
 }
 
-/// Error of `got` as a multiple of the fixture's tolerance, 1e-5 * max(1, |want|); NaN counts as infinite.
+/// Error of `got` as a multiple of the fixture's tolerance, 1e-5 * max(1, |want|); NaN counts as
+/// infinite.
 fn stat_excess(got: f32, want: f32) -> f32 {
     over((got - want).abs() / (1e-5 * want.abs().max(1.0)))
 }
 
-/// Same for a mean attention: 1e-5 absolute, and in the c case 2e-3 relative (plus 1e-37, below which float32
-/// probabilities have underflowed): its logits reach 740, where one rounding of a logit moves a probability by 6e-5.
+/// Same for a mean attention: 1e-5 absolute, and in the c case 2e-3 relative (plus 1e-37, below
+/// which float32 probabilities have underflowed): its logits reach 740, where one rounding of a
+/// logit moves a probability by 6e-5.
 fn mean_excess(case: &str, got: f32, want: f32) -> f32 {
     let absolute = over((got - want).abs() / 1e-5);
     if case.starts_with("c_") {

@@ -1,29 +1,29 @@
 //! The decode arithmetic: one query row per head, keys and values row-major.
 //!
-//! A logit is a dot product along D (lanes first, then their fixed-order sum), not prefill's chain over D: the same
-//! value within rounding, not the same bits.
+//! A block is the next [`KEY_BLOCK`] rows of a segment, not of the prompt: retained positions have
+//! gaps. So sums are cut elsewhere than in prefill, and the result is the same within rounding, not
+//! in its bits.
 
 use super::DecodeSegment;
-use super::logits::pack_query;
+use super::logits::{Logits, Stack, pack_query};
 use super::output::{Extend, normalise, rescale};
 use super::softmax::Running;
-use crate::kv::expand::expand_rows;
+use crate::kv::expand::{expand_rows, transpose_rows};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes, MAX_LANES};
 use crate::tile::{self, Product, ROW_VECTORS};
 
-/// Widest micro-kernel panel of any tier: scratch is sized for it, so that its length does not depend on the tier.
+/// Widest micro-kernel panel of any tier: scratch is sized for it, so that its length does not
+/// depend on the tier.
 const MAX_WIDTH: usize = ROW_VECTORS * MAX_LANES;
-
-/// Keys whose dot products with one query are accumulated side by side.
-const DOTS: usize = 4;
 
 /// Length of [`super::attend_one_scratch_len`].
 pub(super) fn scratch_len(layout: KvLayout, group: usize) -> usize {
     parts(layout.head_dim.next_multiple_of(MAX_WIDTH), group).iter().sum()
 }
 
-/// Floats of each scratch part for rows of `width` floats: K rows, V rows, queries, weights, output, maxima, sums.
+/// Floats of each scratch part for rows of `width` floats: K panels, K or V rows, queries, weights,
+/// output, maxima, sums.
 fn parts(width: usize, group: usize) -> [usize; 7] {
     [
         KEY_BLOCK * width,
@@ -60,9 +60,11 @@ impl Kernel for Decode<'_> {
                 .chunks(KEY_BLOCK * row_bytes)
                 .zip(segment.v.chunks(KEY_BLOCK * row_bytes));
             for (k, v) in blocks {
-                expand_rows(lanes, layout, k, heads.width, heads.k);
-                expand_rows(lanes, layout, v, heads.width, heads.v);
-                heads.attend_block(lanes, k.len() / row_bytes);
+                let keys = k.len() / row_bytes;
+                expand_rows(lanes, layout, k, heads.width, heads.rows);
+                transpose_rows(lanes, heads.width, heads.rows, keys, heads.k_panels);
+                expand_rows(lanes, layout, v, heads.width, heads.rows);
+                heads.attend_block(lanes, keys);
             }
         }
         for ((to, from), &sum) in
@@ -77,10 +79,10 @@ impl Kernel for Decode<'_> {
 struct Heads<'a> {
     /// D rounded up to whole panels.
     width: usize,
-    /// The block's keys, `[KEY_BLOCK, width]`.
-    k: &'a mut [f32],
-    /// The block's values, `[KEY_BLOCK, width]`.
-    v: &'a mut [f32],
+    /// The block's keys, `[KEY_BLOCK / panel][width][panel]`.
+    k_panels: &'a mut [f32],
+    /// The block's keys, once they are in their panels its values, `[KEY_BLOCK, width]`.
+    rows: &'a mut [f32],
     /// Scaled queries, `[G, width]`, zero beyond D.
     q: &'a mut [f32],
     /// Logits, then weights, `[G, KEY_BLOCK]`.
@@ -98,12 +100,12 @@ impl<'a> Heads<'a> {
     fn new<L: Lanes>(head_dim: usize, group: usize, scratch: &'a mut [f32]) -> Heads<'a> {
         let width = head_dim.next_multiple_of(tile::width::<L>());
         let mut rest = scratch;
-        let [k, v, q, weights, out, max, sum] = parts(width, group).map(|len| {
+        let [k_panels, rows, q, weights, out, max, sum] = parts(width, group).map(|len| {
             let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
             rest = tail;
             part
         });
-        Heads { width, k, v, q, weights, out, max, sum }
+        Heads { width, k_panels, rows, q, weights, out, max, sum }
     }
 
     /// Takes the scaled queries in and resets the running state.
@@ -123,10 +125,12 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     fn attend_block<L: Lanes>(&mut self, lanes: L, keys: usize) {
         let group = self.max.len();
-        for head in 0..group {
-            let query = &self.q[head * self.width..][..self.width];
-            let weights = &mut self.weights[head * KEY_BLOCK..][..KEY_BLOCK];
-            dots(lanes, query, self.k, &mut weights[..keys]);
+        // All heads sit at the block's last key: they see the whole block.
+        let stack = Stack { first_pos: keys - 1, group, rows: group };
+        let (q, k_panels) = (&*self.q, &*self.k_panels);
+        let logits = Logits { stack, q, head_dim: self.width, k_panels, base: 0 };
+        logits.write(lanes, 0..group, 0..keys, self.weights);
+        for (head, weights) in self.weights.chunks_exact_mut(KEY_BLOCK).enumerate() {
             let mut running = Running { max: self.max[head], sum: self.sum[head] };
             let alpha = running.fold(lanes, weights, keys);
             (self.max[head], self.sum[head]) = (running.max, running.sum);
@@ -136,40 +140,12 @@ impl<'a> Heads<'a> {
             let product = Product {
                 a: self.weights,
                 lda: KEY_BLOCK,
-                b: &self.v[column..],
+                b: &self.rows[column..],
                 ldb: self.width,
                 k: keys,
             };
             let mut sink = Extend { out: &mut self.out[column..], stride: self.width };
             tile::multiply(lanes, product, group, &mut sink);
         }
-    }
-}
-
-/// `logits[i] = query · k[i]`; `k` is `[.., query.len()]`, whole vectors long.
-#[inline(always)]
-fn dots<L: Lanes>(lanes: L, query: &[f32], k: &[f32], logits: &mut [f32]) {
-    let width = query.len();
-    let mut groups = logits.chunks_exact_mut(DOTS);
-    let mut rows = k.chunks_exact(DOTS * width);
-    for (logits, rows) in groups.by_ref().zip(rows.by_ref()) {
-        let mut chains = [lanes.splat(0.0); DOTS];
-        for at in (0..width).step_by(L::N) {
-            let q = lanes.load(&query[at..]);
-            for (i, chain) in chains.iter_mut().enumerate() {
-                *chain = lanes.fma(q, lanes.load(&rows[i * width + at..]), *chain);
-            }
-        }
-        for (logit, chain) in logits.iter_mut().zip(chains) {
-            *logit = lanes.reduce_add(chain);
-        }
-    }
-    let done = logits.len() / DOTS * DOTS;
-    for (logit, row) in logits[done..].iter_mut().zip(k[done * width..].chunks_exact(width)) {
-        let mut chain = lanes.splat(0.0);
-        for at in (0..width).step_by(L::N) {
-            chain = lanes.fma(lanes.load(&query[at..]), lanes.load(&row[at..]), chain);
-        }
-        *logit = lanes.reduce_add(chain);
     }
 }

@@ -6,7 +6,8 @@ use crate::kv::KEY_BLOCK;
 use crate::lanes::Lanes;
 use crate::tile::{self, Product, ROW_VECTORS, Rows};
 
-/// Query rows stacked as `[position][head]`: `group` heads at each absolute position from `first_pos`.
+/// Query rows stacked as `[position][head]`: `group` heads at each absolute position from
+/// `first_pos`.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack {
     /// Absolute position of the first row.
@@ -31,7 +32,8 @@ impl Stack {
     }
 }
 
-/// Packed queries `[rows, D]`, already scaled, against the K panels of the block at position `base`.
+/// Packed queries `[rows, D]`, already scaled, against the K panels of the block at position
+/// `base`.
 #[derive(Clone, Copy)]
 pub(crate) struct Logits<'a> {
     /// Which rows these are.
@@ -47,11 +49,11 @@ pub(crate) struct Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// Writes the logits of `rows` and `keys` (positions inside the block, widened to whole panels) to `out`,
-    /// `[rows.len(), KEY_BLOCK]`.
+    /// Writes the logits of `rows` and `keys` (positions inside the block, widened to whole panels)
+    /// to `out`, `[rows.len(), KEY_BLOCK]`.
     ///
-    /// Panels that a row does not see at all are not written; inside a panel hidden keys get a value to be masked.
-    /// The bits of a logit depend on its query and its key only.
+    /// Panels that a row does not see at all are not written; inside a panel hidden keys get a
+    /// value to be masked. The bits of a logit depend on its query and its key only.
     #[inline(always)]
     pub(crate) fn write<L: Lanes>(
         &self,

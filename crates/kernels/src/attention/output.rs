@@ -1,4 +1,5 @@
-//! The running output O of the online softmax: rescaled, extended by P·V, and normalised at the end.
+//! The running output O of the online softmax: rescaled, extended by P·V, and normalised at the
+//! end.
 
 use crate::lanes::Lanes;
 use crate::tile::{self, ROW_VECTORS, Rows};

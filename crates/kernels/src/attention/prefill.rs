@@ -11,12 +11,13 @@ use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes};
 use crate::tile::{self, Product};
 
-/// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few enough that the
-/// tile's weights and the expanded block stay in a 512 KiB L2 cache.
+/// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few
+/// enough that the tile's queries and outputs and the expanded block stay in a 512 KiB L2 cache at
+/// D = 64.
 const TILE_ROWS: usize = 224;
 
-/// Rows of a strip, a part of the tile: several micro-tiles whose weights stay in the L1 cache from their logits to
-/// their product with V, while panels of K and V pass by.
+/// Rows of a strip, a part of the tile: several micro-tiles whose weights stay in the L1 cache from
+/// their logits to their product with V, while panels of K and V pass by.
 const fn strip_rows<L: Lanes>() -> usize {
     24usize.next_multiple_of(L::ROW_TILE)
 }
@@ -24,7 +25,8 @@ const fn strip_rows<L: Lanes>() -> usize {
 /// Scratch parts begin at multiples of a cache line's floats.
 const LINE: usize = 16;
 
-/// Positions of a tile: `TILE_ROWS` stacked rows if the group is smaller than that, else one position.
+/// Positions of a tile: `TILE_ROWS` stacked rows if the group is smaller than that, else one
+/// position.
 fn tile_positions(group: usize) -> usize {
     (TILE_ROWS / group).max(1)
 }
@@ -45,8 +47,8 @@ impl Kernel for ScratchLen {
     }
 }
 
-/// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, queries, weights, output,
-/// maxima and sums.
+/// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, queries,
+/// weights, output, maxima and sums.
 fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 7] {
     let d = layout.head_dim;
     [
@@ -183,7 +185,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// One step of the online softmax over the expanded block for a strip of rows, all of which see its first key.
+    /// One step of the online softmax over the expanded block for a strip of rows, all of which see
+    /// its first key.
     #[inline(always)]
     fn attend_block<L: Lanes>(
         &mut self,
@@ -212,9 +215,9 @@ impl<'a> Tile<'a> {
 
     /// `O += P V` for a strip whose rows do not all see the whole block.
     ///
-    /// The rows of a micro-tile run together over the keys that the first of them sees; then each further key extends
-    /// the chains of the rows that see it. So a chain stops at its row's own last key: a weight of zero would not hide
-    /// a NaN value.
+    /// The rows of a micro-tile run together over the keys that the first of them sees; then each
+    /// further key extends the chains of the rows that see it. So a chain stops at its row's own
+    /// last key: a weight of zero would not hide a NaN value.
     #[inline(always)]
     fn extend_diagonal<L: Lanes>(
         &mut self,
@@ -235,8 +238,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel; `strip` is the row whose
-    /// weights come first.
+    /// Extends the chains of `rows` by `keys` of the block, for the dims of one V panel; `strip` is
+    /// the row whose weights come first.
     #[inline(always)]
     fn extend<L: Lanes>(
         &mut self,

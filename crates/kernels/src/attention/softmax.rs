@@ -17,12 +17,13 @@ impl Running {
     /// No key seen.
     pub(crate) const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Folds in the first `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces them by their weights
-    /// `exp(s - m')`; what the last vector holds beyond `visible` becomes +0, what lies behind it is not touched.
-    /// Returns the factor `exp(m - m')` of everything summed before (0 in the first block).
+    /// Folds in the first `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces
+    /// them by their weights `exp(s - m')`; what the last vector holds beyond `visible` becomes +0,
+    /// what lies behind it is not touched. Returns the factor `exp(m - m')` of everything summed
+    /// before (0 in the first block).
     ///
-    /// The sum adds the vectors in ascending order, then their lanes. Weights are never -0, so hidden lanes, which would
-    /// add +0, change no bit: the order does not depend on `visible`.
+    /// The sum adds the vectors in ascending order, then their lanes. Weights are never -0, so
+    /// hidden lanes, which would add +0, change no bit: the order does not depend on `visible`.
     #[inline(always)]
     pub(crate) fn fold<L: Lanes>(&mut self, lanes: L, logits: &mut [f32], visible: usize) -> f32 {
         let max = block_max(lanes, logits, visible).max(self.max);
@@ -40,7 +41,8 @@ impl Running {
     }
 }
 
-/// Largest of the first `visible` logits, passing over NaN (whose weight then is NaN); sets what follows them in their last vector to -inf.
+/// Largest of the first `visible` logits, passing over NaN (whose weight then is NaN); sets what
+/// follows them in their last vector to -inf.
 #[inline(always)]
 fn block_max<L: Lanes>(lanes: L, logits: &mut [f32], visible: usize) -> f32 {
     assert!(visible <= KEY_BLOCK && logits.len() >= KEY_BLOCK);

@@ -60,13 +60,15 @@ impl Head {
         1.0 / (self.layout.head_dim as f32).sqrt()
     }
 
-    /// Dense float64 attention of one query row over keys `0..visible`, and the error bound of the f32 kernels.
+    /// Dense float64 attention of one query row over keys `0..visible`, and the error bound of the
+    /// f32 kernels.
     ///
-    /// A logit is a chain of D rounded steps on a rounded `scale * q`: error at most (2D + 2) u scale sum|q k| (two
-    /// roundings a step without FMA). A weight then carries twice that (its own logit and the common maximum), one
-    /// rounding of `s - m` for each logit and each maximum (span u), a few ulp of exp, and per key block one rounded
-    /// rescale (4 ulp of alpha, two products). Numerator and denominator are sums of n weights: (2n) u each. The
-    /// output is an average of the values, so its error is that sum of relative errors times the largest |v|.
+    /// A logit is a chain of D rounded steps on a rounded `scale * q`: error at most (2D + 2) u
+    /// scale sum|q k| (two roundings a step without FMA). A weight then carries twice that (its own
+    /// logit and the common maximum), one rounding of `s - m` for each logit and each maximum (span
+    /// u), a few ulp of exp, and per key block one rounded rescale (4 ulp of alpha, two products).
+    /// Numerator and denominator are sums of n weights: (2n) u each. The output is an average of
+    /// the values, so its error is that sum of relative errors times the largest |v|.
     fn dense(&self, q: &[f32], visible: usize) -> (Vec<f64>, f64) {
         let d = self.layout.head_dim;
         let scale = self.scale() as f64;

@@ -15,8 +15,8 @@ pub(crate) const fn v_panels_len<L: Lanes>(head_dim: usize) -> usize {
     KEY_BLOCK * head_dim.next_multiple_of(tile::width::<L>())
 }
 
-/// Expands at least the first `keys` keys of a K block into panels of [`tile::width`] keys: panel `p` is
-/// `[D, width]`, the right operand of Q·K for keys `p * width..`.
+/// Expands at least the first `keys` keys of a K block into panels of [`tile::width`] keys: panel
+/// `p` is `[D, width]`, the right operand of Q·K for keys `p * width..`.
 #[inline(always)]
 pub(crate) fn expand_k<L: Lanes>(
     lanes: L,
@@ -49,8 +49,8 @@ pub(crate) fn expand_k<L: Lanes>(
     }
 }
 
-/// Expands at least the first `keys` values of a V block into panels of [`tile::width`] dims, zero beyond D: panel
-/// `p` is `[KEY_BLOCK, width]`, the right operand of P·V for dims `p * width..`.
+/// Expands at least the first `keys` values of a V block into panels of [`tile::width`] dims, zero
+/// beyond D: panel `p` is `[KEY_BLOCK, width]`, the right operand of P·V for dims `p * width..`.
 #[inline(always)]
 pub(crate) fn expand_v<L: Lanes>(
     lanes: L,
@@ -84,7 +84,8 @@ pub(crate) fn expand_v<L: Lanes>(
     }
 }
 
-/// Widens row-major `[rows, D]` elements to `[rows, stride]` f32, zero beyond D up to whole vectors.
+/// Widens row-major `[rows, D]` elements to `[rows, stride]` f32, zero beyond D up to whole
+/// vectors.
 #[inline(always)]
 pub(crate) fn expand_rows<L: Lanes>(
     lanes: L,
@@ -108,7 +109,27 @@ pub(crate) fn expand_rows<L: Lanes>(
     }
 }
 
-/// The bytes of one vector: in place if all of them belong to the row, else a copy with zeros behind.
+/// Transposes at least the first `keys` rows of `[KEY_BLOCK, dims]` into panels of [`tile::width`]
+/// keys, each `[dims, width]` as [`expand_k`] makes them; `dims` is whole vectors.
+#[inline(always)]
+pub(crate) fn transpose_rows<L: Lanes>(
+    lanes: L,
+    dims: usize,
+    rows: &[f32],
+    keys: usize,
+    panels: &mut [f32],
+) {
+    let width = tile::width::<L>();
+    for key in (0..keys).step_by(L::N) {
+        let panel = &mut panels[key / width * width * dims + key % width..];
+        for dim in (0..dims).step_by(L::N) {
+            lanes.transpose(&rows[key * dims + dim..], dims, &mut panel[dim * width..], width);
+        }
+    }
+}
+
+/// The bytes of one vector: in place if all of them belong to the row, else a copy with zeros
+/// behind.
 enum Padded<'a> {
     Whole(&'a [u8]),
     Tail([u8; MAX_LANES * 4]),

@@ -74,13 +74,16 @@ impl Scene {
     }
 }
 
-/// Lengths at and around the block grid; windows inside one block, across two, over several, and over everything.
+/// Lengths at and around the block grid; windows inside one block, across two, over several, and
+/// over everything.
 const SHAPES: [(usize, usize); 9] =
     [(1, 1), (2, 2), (9, 8), (128, 32), (129, 2), (160, 33), (256, 1), (500, 200), (300, 300)];
 
-/// |q k| <= 4 D: a logit's chain of D steps, two roundings each, on a rounded `scale * q` is off by at most
-/// (2D + 2) 4 sqrt(D) 2^-24 (and so is a maximum); a sum or a mean of up to 500 weights, each with a few roundings more
-/// and an argument below 8 sqrt(D), is off by twice that, relative to itself, plus 2^-24 (500 + 16 sqrt(D) + 64).
+/// Bounds of a maximum (absolute) and of a sum (relative). The products of a logit add up to at
+/// most 4 D in magnitude, so its chain of D steps, two roundings each, on a rounded `scale * q` is
+/// off by at most (2D + 2) 4 sqrt(D) 2^-24, and so is a maximum. A sum of up to 500 weights, each
+/// with a few roundings more and an argument below 8 sqrt(D), is off by twice that, relative to
+/// itself, plus 2^-24 (500 + 16 sqrt(D) + 64).
 fn bounds(d: usize) -> (f64, f64) {
     let (d, unit) = (d as f64, 2f64.powi(-24));
     let logit = (2.0 * d + 2.0) * 4.0 * d.sqrt() * unit;
@@ -136,7 +139,8 @@ fn scores_do_not_depend_on_the_range() {
     }
 }
 
-/// The second pass finds the very logits of the first: the largest weight of a row is `exp(0) = 1`, never above.
+/// The second pass finds the very logits of the first: the largest weight of a row is `exp(0) = 1`,
+/// never above.
 #[test]
 fn the_largest_weight_of_a_row_is_one_over_its_sum() {
     for isa in Isa::available() {
