@@ -1,6 +1,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 usage (clap), 3 refused by the memory plan, 130
 //! interrupted.
 
+use crate::output::note;
 use std::io;
 use std::process::ExitCode;
 
@@ -27,8 +28,25 @@ pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
         // The reader has had enough, `tidekv ... | head` for example.
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error:#}");
-    ExitCode::from(code(&error))
+    let code = code(&error);
+    match code {
+        INTERRUPTED => note("interrupted\n"),
+        _ => note(&format!("error: {}\n", message(&error))),
+    }
+    ExitCode::from(code)
+}
+
+/// The error and its causes, without those that an error before has repeated.
+fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn code(error: &anyhow::Error) -> u8 {
@@ -55,4 +73,32 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         cause.downcast_ref::<io::Error>().map(io::Error::kind)
     };
     error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_cause_that_was_said_already_is_not_repeated() {
+        let error = anyhow!("no such file").context("cannot read x: no such file").context("model");
+        assert_eq!(message(&error), "model: cannot read x: no such file");
+    }
+
+    #[test]
+    fn codes_are_found_under_context() {
+        let under = |error: anyhow::Error| code(&error.context("a file").context("a model"));
+        assert_eq!(under(Ended::Refused("no".to_owned()).into()), REFUSED);
+        assert_eq!(under(tidekv::Error::Cancelled.into()), INTERRUPTED);
+        assert_eq!(under(tidekv_fetch::Error::Cancelled.into()), INTERRUPTED);
+        assert_eq!(under(tidekv::Error::EmptyPrompt.into()), FAILED);
+    }
+
+    #[test]
+    fn only_a_closed_pipe_is_no_failure() {
+        let error = |kind| anyhow::Error::from(io::Error::from(kind)).context("stdout");
+        assert!(is_broken_pipe(&error(io::ErrorKind::BrokenPipe)));
+        assert!(!is_broken_pipe(&error(io::ErrorKind::StorageFull)));
+    }
 }

@@ -4,34 +4,56 @@ use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
 use tidekv::model::RopeScaling;
 use tidekv::schedule::ScheduleKind;
-use tidekv::select::Selector;
+use tidekv::select::{PRESETS, Selector};
 use tidekv::{Element, RunConfig, SampleConfig};
 use tidekv_cpu::{CpuConfig, Tier};
 
-/// What a run computes and keeps.
+/// Order of a run, what it computes and what it keeps.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Prefill and cache")]
 pub struct RunFlags {
     /// Order of prefill and when it evicts
     ///
-    /// tide: layer by layer over all chunks, compressed at each layer's end (the system).
-    /// post-prefill: whole prompt per layer, compressed at its end (selectors as published).
-    /// one-shot, chunked, tide-noevict: nothing evicted. chunked-post: ordinary chunks, compressed
-    /// at the prompt's end.
-    #[arg(long, default_value = "tide", value_name = "NAME")]
+    /// tide          each layer over all chunks before the next, compressed at its end (the system)
+    /// post-prefill  each layer over the whole prompt at once, compressed at its end (the baseline)
+    /// one-shot      each layer over the whole prompt at once, nothing evicted (the reference)
+    /// chunked       each chunk through all layers before the next, nothing evicted
+    /// chunked-post  as chunked, compressed when the prompt has ended
+    /// tide-noevict  as tide, nothing evicted
+    ///
+    /// All compute the same bits; they differ in memory and in what is kept.
+    #[arg(long, default_value = "tide", value_name = "NAME", verbatim_doc_comment)]
     pub schedule: ScheduleKind,
-    /// Which positions are kept: snapkv, snapkv-kvpress, streaming, recent, none, or a product such
-    /// as "observation(window=32,kernel=7,pool=max)+sinks(4)"
-    #[arg(long, default_value = "snapkv", value_name = "SELECTOR")]
-    pub selector: Selector,
-    /// K, positions kept per KV head and layer, observation window and sinks included. A prompt of
-    /// at most K tokens is kept whole
-    #[arg(long, default_value = "4096", value_name = "K", value_parser = count)]
-    pub budget: usize,
-    /// C, tokens that pass through a layer at a time: smaller needs less memory
+    /// C, tokens that pass through a layer at a time
+    ///
+    /// It decides how much memory activations take while the prompt is read: halving C halves them.
+    /// It changes no bit of the result. Very small chunks are slower.
     #[arg(long, default_value = "2048", value_name = "C", value_parser = positive)]
     pub chunk: NonZeroUsize,
-    /// bs, keys scored at a time at a layer's end; changes no result
+    #[command(flatten)]
+    pub cache: CacheFlags,
+    /// Largest answer in tokens
+    #[arg(long, default_value = "256", value_name = "T", value_parser = count)]
+    pub max_tokens: usize,
+}
+
+/// What a run computes and keeps, in whichever order.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Prefill and cache")]
+pub struct CacheFlags {
+    /// Which positions are kept where the schedule evicts
+    #[arg(long, default_value = "snapkv", value_name = "SELECTOR", long_help = selector_help())]
+    pub selector: Selector,
+    /// K, positions kept per KV head and layer
+    ///
+    /// Observation window and sinks are counted in it, and a prompt of at most K tokens is kept
+    /// whole. It decides how much memory the prompt takes after it has been read, and how much of it
+    /// the answer can draw on. Such as 4096 or 4k.
+    #[arg(long, default_value = "4096", value_name = "K", value_parser = count)]
+    pub budget: usize,
+    /// bs, keys scored at a time at a layer's end
+    ///
+    /// It bounds the memory of scoring and changes no result.
     #[arg(long, default_value = "1024", value_name = "BS", value_parser = positive)]
     pub score_block: NonZeroUsize,
     /// Storage of K/V [default: bf16, or f32 with --precision f32]
@@ -43,12 +65,10 @@ pub struct RunFlags {
     /// auto, or f32 for everything in single precision
     #[arg(long, default_value = "auto")]
     pub precision: Precision,
-    /// Stretch the context: none, linear:F or yarn:F [default: what the model says]
+    /// Stretch the context: none, linear:F or yarn:F, where F is how many times longer it gets
+    /// [default: what the model says]
     #[arg(long, value_name = "SCALING")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Largest answer in tokens
-    #[arg(long, default_value = "256", value_name = "T", value_parser = count)]
-    pub max_tokens: usize,
     /// Most memory TideKV may allocate, such as 8GiB; a run whose plan needs more is refused
     /// [default: what the machine or its control group has free]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
@@ -60,7 +80,7 @@ pub struct RunFlags {
 #[command(next_help_heading = "CPU")]
 pub struct CpuFlags {
     /// Threads [default: all the process may use]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<NonZeroUsize>,
     /// Limit the instruction set: portable, avx2 or avx512 [default: the best there is]
     #[arg(long, value_name = "TIER")]
@@ -71,20 +91,22 @@ pub struct CpuFlags {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SampleFlags {
-    /// 0 always takes the most likely token
-    #[arg(long, default_value = "0", value_name = "T")]
+    /// 0 always takes the most likely token; larger is more varied
+    #[arg(long, default_value = "0", value_name = "T", value_parser = temperature)]
+    #[arg(allow_negative_numbers = true)]
     pub temperature: f32,
-    /// Only the K most likely tokens
-    #[arg(long, value_name = "K")]
+    /// Only the N most likely tokens [default: all]
+    #[arg(long, value_name = "N", value_parser = top_k)]
     pub top_k: Option<usize>,
     /// Only the most likely tokens that together reach this probability
-    #[arg(long, default_value = "1", value_name = "P")]
+    #[arg(long, default_value = "1", value_name = "P", value_parser = probability)]
+    #[arg(allow_negative_numbers = true)]
     pub top_p: f32,
     /// Same seed, same answer
     #[arg(long, default_value = "0", value_name = "N")]
     pub seed: u64,
     /// Text that ends the answer; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 }
 
@@ -98,20 +120,30 @@ pub enum Precision {
 }
 
 impl RunFlags {
-    /// The run's settings; a missing memory limit becomes what the machine has.
+    /// The run's settings.
+    pub fn config(&self) -> RunConfig {
+        RunConfig {
+            schedule: self.schedule.with_chunk(self.chunk),
+            max_new_tokens: self.max_tokens,
+            ..self.cache.config()
+        }
+    }
+}
+
+impl CacheFlags {
+    /// The settings of a run in the default order; a missing memory limit becomes
+    /// what the machine has.
     pub fn config(&self) -> RunConfig {
         let element = match self.precision {
             Precision::Auto => Element::Bf16,
             Precision::F32 => Element::F32,
         };
         RunConfig {
-            schedule: self.schedule.with_chunk(self.chunk),
             selector: self.selector.clone(),
             budget: self.budget,
             score_block: self.score_block,
             kv: self.kv_type.unwrap_or(element),
             bridge: self.bridge_type.unwrap_or(element),
-            max_new_tokens: self.max_tokens,
             memory_limit: self.memory_limit.or_else(tidekv::memory::default_limit),
             ..RunConfig::default()
         }
@@ -137,6 +169,45 @@ impl SampleFlags {
     }
 }
 
+/// The presets, as the engine describes them, and how to write another selector.
+fn selector_help() -> String {
+    let width = PRESETS.iter().map(|preset| preset.name.len()).max().unwrap_or(0);
+    let lines =
+        PRESETS.iter().map(|preset| format!("{:<width$}  {}\n", preset.name, preset.summary));
+    format!(
+        "Which positions are kept where the schedule evicts\n\n{}\nor a product of parts, such as \
+         \"observation(window=32,kernel=7,pool=max)+sinks(4)\" or \"recency+sinks(8)\".\n\nsnapkv \
+         keeps what the end of the prompt attends to, so put the question there; what the question \
+         does not look at may be gone for a second one. streaming and recent look at positions \
+         only.",
+        lines.collect::<String>()
+    )
+}
+
+/// The value if the sampler takes it.
+fn checked<T>(value: T, config: SampleConfig) -> Result<T, String> {
+    config.validate().map(|()| value).map_err(|error| error.to_string())
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let temperature = number(text)?;
+    checked(temperature, SampleConfig { temperature, ..SampleConfig::default() })
+}
+
+fn top_k(text: &str) -> Result<usize, String> {
+    let k = number(text)?;
+    checked(k, SampleConfig { top_k: Some(k), ..SampleConfig::default() })
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let top_p = number(text)?;
+    checked(top_p, SampleConfig { top_p, ..SampleConfig::default() })
+}
+
 /// A count such as 4096, 128k or 1M (k and M are powers of 1,024, as in context
 /// lengths).
 pub fn count(text: &str) -> Result<usize, String> {
@@ -152,6 +223,14 @@ pub fn count(text: &str) -> Result<usize, String> {
 /// A count of at least 1.
 pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
     NonZeroUsize::new(count(text)?).ok_or_else(|| "must be at least 1".to_owned())
+}
+
+/// A number of threads. Each has its share of scratch and a stack, so a slip of
+/// the finger should not take the machine down.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    const MOST: usize = 1024;
+    let threads = positive(text)?;
+    if threads.get() > MOST { Err(format!("must be at most {MOST}")) } else { Ok(threads) }
 }
 
 /// A size such as 800MiB, 8G or 8GiB (powers of 1,024).
@@ -203,6 +282,25 @@ mod tests {
             assert!(count(text).is_err(), "{text}");
         }
         assert!(positive("0").is_err());
+        assert!(threads("1024").is_ok() && threads("1025").is_err());
         assert!(bytes("99999999999G").is_err());
+    }
+
+    #[test]
+    fn sampling_numbers_are_those_the_sampler_takes() {
+        assert_eq!(temperature("0.7"), Ok(0.7));
+        assert_eq!(top_k("40"), Ok(40));
+        assert_eq!(probability("0.9"), Ok(0.9));
+        for text in ["-1", "NaN", "inf", "warm"] {
+            assert!(temperature(text).is_err() && probability(text).is_err(), "{text}");
+        }
+        assert!(probability("0").is_err() && probability("1.1").is_err());
+        assert!(top_k("0").is_err() && top_k("-1").is_err());
+    }
+
+    #[test]
+    fn help_names_every_preset() {
+        let help = selector_help();
+        assert!(PRESETS.iter().all(|preset| help.contains(preset.summary)), "{help}");
     }
 }

@@ -1,5 +1,6 @@
 //! Ctrl-C: the first one asks the engine to stop, a second one ends the process.
 
+use crate::output::note;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +20,7 @@ impl Interrupt {
             if flag.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
-            eprintln!("\nstopping (press again to end at once)");
+            note("\nstopping (press again to end at once)\n");
         })?;
         Ok(interrupt)
     }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod demo;
-mod document;
 mod exit;
 mod flags;
 mod interrupt;
@@ -13,6 +12,7 @@ mod progress;
 mod prompt;
 mod pull;
 mod run;
+mod summary;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -36,17 +36,13 @@ struct Cli {
     command: Command,
 }
 
+/// What there is to do; the help of each is the doc of its arguments.
 #[derive(Subcommand)]
 enum Command {
-    /// Read a long document with a small model and find the fact hidden in it
     Demo(demo::Args),
-    /// Read a prompt and answer it
     Run(Box<run::Args>),
-    /// Say how much memory a prompt takes, before running it
     Plan(Box<plan::Args>),
-    /// Check on your own model that chunking and layer order change no bit
     Verify(Box<verify::Args>),
-    /// Fetch a model into the cache
     Pull(pull::Args),
 }
 

@@ -2,6 +2,7 @@
 
 use crate::flags::CpuFlags;
 use crate::interrupt::Interrupt;
+use crate::output::note;
 use anyhow::Context;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ struct Download<'a> {
 
 impl Progress for Download<'_> {
     fn message(&mut self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        self.bar.suspend(|| note(&format!("{text}\n")));
     }
 
     fn bytes(&mut self, done: u64, total: u64) {

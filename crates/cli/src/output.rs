@@ -3,7 +3,8 @@
 
 use anyhow::Context;
 use serde::Serialize;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Where `--json` writes.
@@ -53,33 +54,78 @@ impl JsonTarget {
     }
 }
 
-/// Checks that a file can be created beside `path`.
+/// Checks that `path` can be written.
 ///
 /// # Errors
 /// The directory does not exist or takes no files, or `path` is a directory.
 pub fn check_writable(path: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
-    beside(path).map(drop).with_context(|| format!("cannot write {}", path.display()))
+    let tried = match fate(path) {
+        Fate::Replaced(target) => beside(&target).map(drop),
+        Fate::WrittenInto => File::options().write(true).open(path).map(drop),
+    };
+    tried.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a file through a temporary one: it appears whole or not at all.
+/// Writes a file through a temporary one: it appears whole or not at all. A
+/// device or a pipe (`/dev/stdout`) is written into instead.
 ///
 /// # Errors
 /// What the system says; an existing file is then unchanged.
 pub fn write_file(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || -> anyhow::Result<()> {
-        let mut file = beside(path)?;
+        let target = match fate(path) {
+            Fate::Replaced(target) => target,
+            Fate::WrittenInto => {
+                File::options().write(true).open(path)?.write_all(bytes)?;
+                return Ok(());
+            }
+        };
+        let mut file = beside(&target)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
-        file.persist(path)?;
+        file.persist(&target)?;
         Ok(())
     };
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+/// What writing to a path does.
+enum Fate {
+    /// A file, new or old, takes the place: that of a link's target if the path
+    /// is a link.
+    Replaced(PathBuf),
+    /// A device or a pipe stays and takes the bytes.
+    WrittenInto,
+}
+
+fn fate(path: &Path) -> Fate {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => Fate::WrittenInto,
+        Ok(_) => Fate::Replaced(fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())),
+        Err(_) => Fate::Replaced(path.to_path_buf()),
+    }
+}
+
+/// A temporary file in the directory of `path`, with the permissions of any new
+/// file.
+fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    tempfile::NamedTempFile::new_in(parent.unwrap_or(Path::new(".")))
+    let parent = parent.unwrap_or(Path::new("."));
+    fs::metadata(parent)?;
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    // The name of a temporary file, which the error carries, tells a user nothing.
+    builder.tempfile_in(parent).map_err(|error| error.kind().into())
+}
+
+/// Says something on stderr. Nobody may be listening, which is no reason to
+/// fail.
+pub fn note(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.flush();
 }
 
 /// Prints to stdout at once; a closed pipe is an error, not a panic.
@@ -87,10 +133,11 @@ fn beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
 /// # Errors
 /// What the system says.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
-    Ok(())
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("cannot write to standard output")
 }
 
 /// Rows of cells as aligned columns: the first to the left, the others to the
@@ -130,9 +177,40 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report.json");
         write_file(&path, b"old").unwrap();
-        assert!(write_file(&dir.path().join("missing/report.json"), b"new").is_err());
+        let missing = dir.path().join("missing/report.json");
+        let error = format!("{:#}", write_file(&missing, b"new").unwrap_err());
+        assert!(error.contains("report.json") && !error.contains("at path"), "{error}");
+        assert!(check_writable(&missing).is_err());
         assert!(check_writable(dir.path()).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
         write_file(&path, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        write_file(&file, b"old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_file(&link, b"new").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_takes_the_bytes() {
+        use std::io::Read;
+        use std::os::fd::AsRawFd;
+        let (mut reader, writer) = io::pipe().unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", writer.as_raw_fd()));
+        check_writable(&path).unwrap();
+        write_file(&path, b"report").unwrap();
+        drop(writer);
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"report");
     }
 }

@@ -5,7 +5,8 @@ use crate::flags::{CpuFlags, RunFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, print_text, table};
-use anyhow::{Context, bail};
+use crate::summary::crowded;
+use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -13,26 +14,34 @@ use tidekv::memory::{
     Bytes, Component, Plan, PlanInput, WeightBytes, largest_prompt, layout, suggestions,
 };
 use tidekv::model::Shape;
-use tidekv::report::PlannedMemory;
+use tidekv::report::{PeakAt, PlannedMemory};
 use tidekv::schedule::ScheduleKind;
 use tidekv::{RunConfig, memory};
 use tidekv_cpu::CpuSizes;
 
-/// Say how much memory a prompt takes, before running it.
+/// Say how much memory a prompt takes, before running it
 ///
-/// Reads the model's header only. Compares the schedule asked for with the whole prompt at once
-/// (one-shot) and with ordinary layer-end compression (post-prefill).
+/// Reads the model's header only and computes nothing. Shows what makes up the peak and when it is
+/// reached, for the schedule asked for, for the whole prompt at once without eviction (one-shot) and
+/// for ordinary layer-end compression (post-prefill); the largest prompt that fits; and, if this one
+/// does not, changes that would help (exit code 3). Examples:
 ///
 ///   tidekv plan model.gguf --tokens 128k
 ///   tidekv plan --shape llama-3.1-8b --tokens 128k --memory-limit 8GiB
+///
+/// The figures are not estimates: a run allocates exactly what its plan says.
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    verbatim_doc_comment,
+    override_usage = "tidekv plan [OPTIONS] <MODEL | --shape SHAPE> --tokens <S>",
+    group(clap::ArgGroup::new("dimensions").required(true).multiple(false))
+)]
 pub struct Args {
-    #[arg(help = model::MODEL_HELP, required_unless_present = "shape", conflicts_with = "shape")]
+    #[arg(help = model::MODEL_HELP, group = "dimensions")]
     model: Option<String>,
     /// Dimensions instead of a file: llama-3.1-8b, mistral-7b or a JSON file with n_layers, d_model,
     /// d_ff, n_heads, n_kv_heads, head_dim, vocab, context
-    #[arg(long, value_name = "SHAPE")]
+    #[arg(long, value_name = "SHAPE", group = "dimensions")]
     shape: Option<String>,
     /// S, tokens of the prompt, such as 128k
     #[arg(long, value_name = "S", value_parser = positive)]
@@ -42,7 +51,7 @@ pub struct Args {
     #[command(flatten)]
     cpu: CpuFlags,
     /// Write the plan as JSON; `-` puts the object alone on stdout
-    #[arg(long, value_name = "FILE|-")]
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<JsonTarget>,
 }
 
@@ -67,15 +76,19 @@ struct SchedulePlan {
 /// A model or shape that cannot be read, a selector that cannot work, or a plan
 /// that does not fit (exit code 3).
 pub fn plan(args: &Args) -> anyhow::Result<()> {
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
     let (shape, weights) = args.dimensions()?;
     let sizes = CpuSizes::new(&args.cpu.config())?;
     let config = args.run.config();
     let n_tokens = args.tokens.get();
-    if n_tokens > shape.context {
-        return Err(
-            tidekv::Error::PromptTooLong { tokens: n_tokens, context: shape.context }.into()
-        );
-    }
+    ensure!(
+        n_tokens <= shape.context,
+        "--tokens {n_tokens} is more than the model's context of {} tokens; stretch the context with \
+         --rope-scaling",
+        shape.context
+    );
     let input = PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens };
     let plans = compared(&input, args.run.schedule, args.run.chunk)?;
     let limit = config.memory_limit;
@@ -87,7 +100,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     };
     if args.json != Some(JsonTarget::Stdout) {
         print_text(&describe(&plans, n_tokens))?;
-        print_text(&verdict(limit, fits, largest, &suggestions))?;
+        print_text(&verdict(&plans[0].1, &Outcome { limit, largest, suggestions: &suggestions }))?;
     }
     if let Some(json) = &args.json {
         let plans = plans
@@ -115,7 +128,7 @@ impl Args {
                 Some(shape) => shape,
                 None => read_shape(name)?,
             };
-            if let Some(scaling) = self.run.rope_scaling {
+            if let Some(scaling) = self.run.cache.rope_scaling {
                 shape.context = (shape.context as f64 * scaling.factor()) as usize;
             }
             shape.validate()?;
@@ -125,7 +138,7 @@ impl Args {
             return Ok((shape, WeightBytes { held, mapped }));
         }
         let Some(name) = &self.model else { bail!("name a model, or dimensions with --shape") };
-        let model = model::open(name, self.run.rope_scaling, &Interrupt::install()?)?;
+        let model = model::open(name, self.run.cache.rope_scaling, &Interrupt::install()?)?;
         Ok((model.spec.shape.clone(), model.weight_bytes()))
     }
 }
@@ -162,12 +175,10 @@ fn describe(plans: &[(ScheduleKind, Plan)], n_tokens: usize) -> String {
         }
     }
     rows.push(row("peak", plans, |plan| Bytes(plan.peak_bytes()).to_string()));
-    rows.push(row("  reached", plans, |plan| {
-        let at = tidekv::report::PeakAt::from(plan.peak.at);
-        match at.layer {
-            Some(layer) => format!("{} {layer}", at.step),
-            None => at.step.to_owned(),
-        }
+    let at = |plan: &Plan| PeakAt::from(plan.peak.at);
+    rows.push(row("  reached in", plans, |plan| at(plan).step.to_owned()));
+    rows.push(row("  of layer", plans, |plan| {
+        at(plan).layer.map_or(String::new(), |l| l.to_string())
     }));
     rows.push(row("  of it transient", plans, |plan| Bytes(plan.transient_bytes()).to_string()));
     rows.push(row("held while answering", plans, |plan| Bytes(plan.held.total()).to_string()));
@@ -188,18 +199,29 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
     std::iter::once(name.to_owned()).chain(plans.iter().map(|(_, plan)| cell(plan))).collect()
 }
 
-fn verdict(limit: Option<u64>, fits: bool, largest: usize, suggestions: &[String]) -> String {
-    let Some(limit) = limit else {
-        return "  no memory limit is known on this system; set one with --memory-limit\n"
-            .to_owned();
+/// What the limit means for a plan.
+struct Outcome<'a> {
+    limit: Option<u64>,
+    largest: usize,
+    suggestions: &'a [String],
+}
+
+fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
+    let peak = plan.peak_bytes();
+    let mut text = match outcome.limit {
+        Some(limit) if peak <= limit => format!("  fits the limit of {}", Bytes(limit)),
+        Some(limit) => format!("  does not fit the limit of {}", Bytes(limit)),
+        None => "  no limit is known on this system (--memory-limit)".to_owned(),
     };
-    let mut text = match fits {
-        true => format!("  fits the limit of {}", Bytes(limit)),
-        false => format!("  does not fit the limit of {}", Bytes(limit)),
+    text += &match outcome.largest {
+        0 => "; no prompt does with these settings\n".to_owned(),
+        largest => format!("; the largest prompt that fits has {largest} tokens\n"),
     };
-    text += &format!("; largest prompt that does: {largest} tokens\n");
-    for suggestion in suggestions {
+    for suggestion in outcome.suggestions {
         text += &format!("  {suggestion}\n");
+    }
+    if let Some(warning) = crowded(plan.max[Component::WeightsMapped], peak) {
+        text += &format!("  {warning}");
     }
     text
 }

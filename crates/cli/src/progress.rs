@@ -1,11 +1,12 @@
 //! What a user sees while a prompt is read, and what is measured meanwhile.
 
 use crate::interrupt::Interrupt;
-use std::io::{IsTerminal, Write};
+use crate::output::note;
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use tidekv::memory::{Bytes, StepMemory, process_memory};
-use tidekv::schedule::Step;
+use tidekv::schedule::{Schedule, Step};
 use tidekv::{Observer, Progress, Tap};
 
 /// Shows progress on stderr, times prefill, watches the process's memory, and
@@ -13,7 +14,7 @@ use tidekv::{Observer, Progress, Tap};
 pub struct Watch<'a> {
     interrupt: &'a Interrupt,
     label: String,
-    n_layers: usize,
+    extent: Extent,
     started: Instant,
     step_started: Instant,
     shown: Option<Instant>,
@@ -22,7 +23,39 @@ pub struct Watch<'a> {
     pub compress: Duration,
     /// Largest anonymous memory of the process seen, where the system tells.
     pub anon_peak: Option<u64>,
-    chunk_number: usize,
+}
+
+/// How much there is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// N.
+    pub n_layers: usize,
+    /// S.
+    pub n_tokens: usize,
+    /// C, at least 1.
+    pub chunk: usize,
+}
+
+impl Extent {
+    /// A prompt of `n_tokens` tokens through `n_layers` layers.
+    pub fn new(n_layers: usize, schedule: Schedule, n_tokens: usize) -> Self {
+        Extent { n_layers, n_tokens, chunk: schedule.chunk().rows(n_tokens).max(1) }
+    }
+
+    /// Where a step is, for people.
+    fn place(&self, step: &Step) -> String {
+        let Extent { n_layers, n_tokens, chunk } = *self;
+        let layer_number = step.layer().map_or(0, |layer| layer + 1);
+        match step {
+            Step::Layer { chunk: rows, .. } => format!(
+                "layer {layer_number}/{n_layers} · chunk {}/{}",
+                rows.start / chunk + 1,
+                n_tokens.div_ceil(chunk)
+            ),
+            Step::Evict { .. } => format!("layer {layer_number}/{n_layers} · compress"),
+            Step::Embed { .. } | Step::Head { .. } => step.name().to_owned(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,21 +72,20 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl<'a> Watch<'a> {
     /// Starts the clock.
-    pub fn new(label: impl Into<String>, n_layers: usize, interrupt: &'a Interrupt) -> Self {
+    pub fn new(label: impl Into<String>, extent: Extent, interrupt: &'a Interrupt) -> Self {
         let now = Instant::now();
         tidekv_alloc::reset_peak();
         let terminal = std::io::stderr().is_terminal();
         Watch {
             interrupt,
             label: label.into(),
-            n_layers,
+            extent,
             started: now,
             step_started: now,
             shown: None,
             style: if terminal { Style::Terminal } else { Style::Log },
             compress: Duration::ZERO,
             anon_peak: process_memory().anonymous,
-            chunk_number: 0,
         }
     }
 
@@ -76,34 +108,23 @@ impl<'a> Watch<'a> {
             true => format!("{} left · ", seconds(spent / share - spent)),
             false => String::new(),
         };
-        let place = match step {
-            Step::Layer { layer, .. } => {
-                format!("layer {}/{} · chunk {}", layer + 1, self.n_layers, self.chunk_number)
-            }
-            Step::Evict { layer, .. } => {
-                format!("layer {}/{} · compress", layer + 1, self.n_layers)
-            }
-            Step::Embed { .. } | Step::Head { .. } => step.name().to_owned(),
-        };
         let line = format!(
-            "{} · {place} · {:.0} % · {left}memory {}",
+            "{} · {} · {:.0} % · {left}memory {}",
             self.label,
+            self.extent.place(step),
             100.0 * share,
             Bytes(live)
         );
-        let mut stderr = std::io::stderr().lock();
-        // Progress that cannot be shown is no reason to stop.
-        let _ = match self.style {
-            Style::Terminal => write!(stderr, "\r\x1b[2K{line}"),
-            Style::Log => writeln!(stderr, "{line}"),
-        };
-        let _ = stderr.flush();
+        match self.style {
+            Style::Terminal => note(&format!("\r\x1b[2K{line}")),
+            Style::Log => note(&format!("{line}\n")),
+        }
     }
 
     /// Removes the progress line.
     pub fn clear(&mut self) {
         if self.style == Style::Terminal && self.shown.take().is_some() {
-            eprint!("\r\x1b[2K");
+            note("\r\x1b[2K");
         }
     }
 }
@@ -113,9 +134,6 @@ impl Observer for Watch<'_> {
         if self.interrupt.is_set() {
             self.clear();
             return ControlFlow::Break(());
-        }
-        if let Step::Layer { chunk, .. } = step {
-            self.chunk_number = if chunk.start == 0 { 1 } else { self.chunk_number + 1 };
         }
         let live = tidekv_alloc::stats().live_bytes;
         self.show(step, progress, live);
@@ -137,11 +155,40 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// Seconds for people: `45s`, `2m10s`.
+/// Seconds for people: `4.5s`, `45s`, `2m10s`.
 pub fn seconds(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
-        0..60 => format!("{whole}s"),
+        0..10 => format!("{:.1}s", seconds.max(0.0)),
+        10..60 => format!("{whole}s"),
         _ => format!("{}m{:02}s", whole / 60, whole % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroUsize;
+    use tidekv::schedule::ScheduleKind;
+
+    #[test]
+    fn seconds_are_short() {
+        let shown = [0.04, 4.46, 45.2, 59.7, 130.0, -1.0, f64::NAN].map(seconds);
+        assert_eq!(shown, ["0.0s", "4.5s", "45s", "1m00s", "2m10s", "0.0s", "0.0s"]);
+    }
+
+    #[test]
+    fn places_count_from_one_in_every_order() {
+        for kind in [ScheduleKind::Tide, ScheduleKind::Chunked] {
+            let schedule = kind.with_chunk(NonZeroUsize::new(4).unwrap());
+            let extent = Extent::new(2, schedule, 9);
+            let places: Vec<_> = schedule
+                .steps(2, &[9])
+                .filter(|step| matches!(step, Step::Layer { .. }))
+                .map(|step| extent.place(&step))
+                .collect();
+            assert_eq!(places[0], "layer 1/2 · chunk 1/3");
+            assert_eq!(places[5], "layer 2/2 · chunk 3/3");
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! From flags to token ids: where the prompt comes from, how it is framed, and
 //! what happens when it is too long.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use tidekv::text::{ChatOptions, Message, Specials, Tokenizer, text_from_bytes};
@@ -11,35 +12,44 @@ use tidekv::{Backend, Engine};
 /// The prompt and how it is presented to the model.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Prompt")]
+#[command(group(clap::ArgGroup::new("source").required(true).multiple(false)))]
 pub struct PromptFlags {
-    /// `-` reads the prompt from standard input
-    #[arg(value_name = "-", value_parser = ["-"])]
+    /// Read the prompt from standard input
+    #[arg(value_name = "-", value_parser = ["-"], hide_possible_values = true, help_heading = None::<&str>, group = "source")]
     pub stdin: Option<String>,
     /// Read the prompt from a file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdin", "prompt", "prompt_ids"])]
+    #[arg(long, value_name = "FILE", group = "source")]
     pub prompt_file: Option<PathBuf>,
     /// The prompt itself
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["stdin", "prompt_ids"])]
+    #[arg(long, value_name = "TEXT", group = "source")]
     pub prompt: Option<String>,
     /// Token ids, comma-separated, or @FILE with ids; nothing is added to them
-    #[arg(long, value_name = "IDS", conflicts_with = "stdin")]
+    #[arg(long, value_name = "IDS|@FILE", group = "source")]
     pub prompt_ids: Option<String>,
-    /// A question asked after the document
+    /// A question asked after the document, from which it is separated by an empty line
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_ids")]
     pub question: Option<String>,
     /// Frame the prompt with the model's chat template [default where the model has one]
+    ///
+    /// Nothing in the prompt can then act as a marker of the template.
     #[arg(long, conflicts_with_all = ["raw", "prompt_ids"])]
     pub chat: bool,
-    /// Take the prompt as it is; markers such as <|im_start|> are recognised
-    #[arg(long)]
+    /// Take the prompt as it is [default where the model has no chat template]
+    ///
+    /// Markers in it such as <|im_start|> are recognised.
+    #[arg(long, conflicts_with = "prompt_ids")]
     pub raw: bool,
     /// System message of the chat
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "prompt_ids"])]
     pub system: Option<String>,
-    /// Opening words of the answer
+    /// Opening words of the answer: the model goes on from them
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_ids")]
     pub answer_prefix: Option<String>,
-    /// A prompt longer than the context: refuse it, or drop the document's middle, head or tail
+    /// What to do with a prompt longer than the context
+    ///
+    /// A cut takes tokens of the document alone, as many as leave room for --max-tokens; the
+    /// question and the template stay whole. How many were dropped is said on stderr and in the
+    /// report.
     #[arg(long, default_value = "refuse", value_name = "HOW")]
     pub overflow: Overflow,
 }
@@ -58,6 +68,15 @@ pub enum Overflow {
     Tail,
 }
 
+/// What the prompt is made from: read and checked, not yet tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Token ids as they are.
+    Ids(Vec<u32>),
+    /// Text, to be framed.
+    Document(String),
+}
+
 /// A prompt as token ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
@@ -65,28 +84,84 @@ pub struct Prompt {
     pub ids: Vec<u32>,
     /// Tokens of the document that were dropped because the user allowed it.
     pub dropped: usize,
+    /// Tokens at the end that the user did not write: the template's, and the
+    /// opening words of the answer. `None` where token ids were given.
+    pub tail: Option<usize>,
 }
 
 impl PromptFlags {
-    /// Builds the prompt; `room` is the number of tokens an overflowing document
+    /// Reads the source. Needs no model, so that a mistyped name costs no wait
+    /// for one.
+    ///
+    /// # Errors
+    /// An unreadable or empty source, text that is not UTF-8, ids that are not
+    /// numbers.
+    pub fn read(&self) -> anyhow::Result<Source> {
+        let source = match &self.prompt_ids {
+            Some(ids) => Source::Ids(read_ids(ids)?),
+            None => Source::Document(self.document()?),
+        };
+        let empty = match &source {
+            Source::Ids(ids) => ids.is_empty(),
+            Source::Document(text) => text.is_empty() && self.question.is_none(),
+        };
+        if empty { Err(tidekv::Error::EmptyPrompt.into()) } else { Ok(source) }
+    }
+
+    /// Builds the prompt; `room` is the number of tokens that an overflowing one
     /// is cut to.
     ///
     /// # Errors
-    /// No or an unreadable source, text that is not UTF-8, a missing template.
+    /// As [`PromptFlags::read`], a missing template, or a question that fills the
+    /// context.
     pub fn build<B: Backend>(&self, engine: &Engine<B>, room: usize) -> anyhow::Result<Prompt> {
-        if let Some(ids) = &self.prompt_ids {
-            return Ok(Prompt { ids: read_ids(ids)?, dropped: 0 });
-        }
-        let document = self.document()?;
-        if document.is_empty() && self.question.is_none() {
-            return Err(tidekv::Error::EmptyPrompt.into());
-        }
+        self.tokens(self.read()?, engine, room)
+    }
+
+    /// Makes the prompt from its source; see [`PromptFlags::build`].
+    ///
+    /// # Errors
+    /// A missing template, or a question that fills the context.
+    pub fn tokens<B: Backend>(
+        &self,
+        source: Source,
+        engine: &Engine<B>,
+        room: usize,
+    ) -> anyhow::Result<Prompt> {
+        let fits = |n_tokens: usize| {
+            n_tokens <= engine.model().spec.shape.context || self.overflow == Overflow::Refuse
+        };
+        let document = match source {
+            Source::Ids(ids) if fits(ids.len()) => {
+                return Ok(Prompt { ids, dropped: 0, tail: None });
+            }
+            Source::Ids(ids) => {
+                let dropped = ids.len() - room.min(ids.len());
+                let (head, tail) = kept_parts(&ids, ids.len() - dropped, self.overflow);
+                return Ok(Prompt { ids: [head, tail].concat(), dropped, tail: None });
+            }
+            Source::Document(document) => document,
+        };
         let ids = self.frame(engine, &document)?;
-        let context = engine.model().spec.shape.context;
-        if ids.len() <= context || self.overflow == Overflow::Refuse {
-            return Ok(Prompt { ids, dropped: 0 });
+        let (ids, dropped) = match fits(ids.len()) {
+            true => (ids, 0),
+            false => self.cut(engine, &document, room)?,
+        };
+        let tail = Some(self.tail(engine, &ids)?);
+        Ok(Prompt { ids, dropped, tail })
+    }
+
+    /// Tokens at the end of a prompt that are the same whatever the user wrote.
+    fn tail<B: Backend>(&self, engine: &Engine<B>, ids: &[u32]) -> anyhow::Result<usize> {
+        // A prompt may end in the one letter by chance, not in both.
+        let mut tail = usize::MAX;
+        for letter in ["a", "b"] {
+            let flags = PromptFlags { question: None, ..self.clone() };
+            let probe = flags.frame(engine, letter)?;
+            let ends = ids.iter().rev().zip(probe.iter().rev());
+            tail = tail.min(ends.take_while(|(a, b)| a == b).count());
         }
-        self.cut(engine, &document, room)
+        Ok(tail)
     }
 
     /// Drops part of the document until the framed prompt has at most `room`
@@ -96,22 +171,25 @@ impl PromptFlags {
         engine: &Engine<B>,
         document: &str,
         room: usize,
-    ) -> anyhow::Result<Prompt> {
+    ) -> anyhow::Result<(Vec<u32>, usize)> {
         let tokenizer = engine.tokenizer();
         let all = tokenizer.encode_continuation(document, Specials::AsText)?;
         let frame = self.frame(engine, "")?.len();
-        // The cut is made between tokens and may tear a character or join
-        // others, so the count is taken anew and the cut widened if needed.
+        // Text that is joined at the cut may become other tokens, so they are
+        // counted anew and the cut is widened if need be.
         let mut keep = room.saturating_sub(frame).min(all.len());
         while keep > 0 {
-            let text = cut_tokens(tokenizer, &all, keep, self.overflow)?;
+            let text = kept_text(tokenizer, kept_parts(&all, keep, self.overflow))?;
             let ids = self.frame(engine, &text)?;
             if ids.len() <= room {
-                return Ok(Prompt { ids, dropped: all.len() - keep });
+                return Ok((ids, all.len() - keep));
             }
             keep = keep.saturating_sub((ids.len() - room).max(1));
         }
-        bail!("the question and the template alone fill the context; shorten the question")
+        bail!(
+            "no token of the document fits: question and template need {frame} tokens, and the \
+             context leaves {room} beside the answer; shorten the question or lower --max-tokens"
+        )
     }
 
     /// The document with its question, in the model's format.
@@ -155,19 +233,32 @@ impl PromptFlags {
             (Some(path), _, _) => (read(path)?, path.display().to_string()),
             (_, Some(text), _) => (text.clone().into_bytes(), "--prompt".to_owned()),
             (_, _, Some(_)) => {
-                let mut bytes = Vec::new();
-                std::io::stdin().read_to_end(&mut bytes).context("standard input")?;
+                let bytes = read_at_most(std::io::stdin()).context("standard input")?;
                 (bytes, "standard input".to_owned())
             }
-            _ if self.question.is_some() => return Ok(String::new()),
             _ => bail!("no prompt: give --prompt-file FILE, --prompt TEXT, --prompt-ids IDS or -"),
         };
-        Ok(text_from_bytes(&bytes).context(source)?.to_owned())
+        text_from_bytes(&bytes).context(source)?;
+        // Checked above; this keeps the bytes where they are.
+        Ok(String::from_utf8(bytes)?)
     }
 }
 
+/// Most bytes that are read as a prompt: no context is as long, and a file taken
+/// by mistake (a model, a device) should not fill the memory.
+const MOST_BYTES: u64 = 256 << 20;
+
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    let name = || format!("cannot read {}", path.display());
+    read_at_most(File::open(path).with_context(name)?).with_context(name)
+}
+
+fn read_at_most(reader: impl Read) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    reader.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    let most = MOST_BYTES >> 20;
+    ensure!(bytes.len() as u64 <= MOST_BYTES, "a prompt of more than {most} MiB is not one");
+    Ok(bytes)
 }
 
 fn read_ids(text: &str) -> anyhow::Result<Vec<u32>> {
@@ -184,22 +275,22 @@ fn read_ids(text: &str) -> anyhow::Result<Vec<u32>> {
         .collect()
 }
 
-/// `keep` of the tokens, with the part that `overflow` names left out.
-fn cut_tokens(
-    tokenizer: &Tokenizer,
-    ids: &[u32],
-    keep: usize,
-    overflow: Overflow,
-) -> anyhow::Result<String> {
-    let last = ids.len() - keep;
-    Ok(match overflow {
-        Overflow::Refuse | Overflow::Tail => tokenizer.decode(&ids[..keep])?,
-        Overflow::Head => tokenizer.decode(&ids[last..])?,
-        Overflow::Middle => {
-            let head = keep.div_ceil(2);
-            tokenizer.decode(&ids[..head])? + &tokenizer.decode(&ids[last + head..])?
-        }
-    })
+/// The two ends of a document that are left when the part that `overflow` names
+/// is dropped: `keep` tokens in all, of which there are as many.
+fn kept_parts(ids: &[u32], keep: usize, overflow: Overflow) -> (&[u32], &[u32]) {
+    let head = match overflow {
+        Overflow::Refuse | Overflow::Tail => keep,
+        Overflow::Head => 0,
+        Overflow::Middle => keep.div_ceil(2),
+    };
+    (&ids[..head], &ids[ids.len() - (keep - head)..])
+}
+
+/// The text of both ends. A character that the cut tore apart is left out.
+fn kept_text(tokenizer: &Tokenizer, (head, tail): (&[u32], &[u32])) -> anyhow::Result<String> {
+    const TORN: char = char::REPLACEMENT_CHARACTER;
+    let (head, tail) = (tokenizer.decode(head)?, tokenizer.decode(tail)?);
+    Ok([head.trim_end_matches(TORN), tail.trim_start_matches(TORN)].concat())
 }
 
 #[cfg(test)]
@@ -213,5 +304,22 @@ mod tests {
         assert!(read_ids("").unwrap().is_empty());
         assert!(format!("{:#}", read_ids("1,-2").unwrap_err()).contains("`-2`"));
         assert!(read_ids("@/does/not/exist").is_err());
+    }
+
+    #[test]
+    fn a_cut_keeps_the_ends_that_were_asked_for() {
+        let ids = [0, 1, 2, 3, 4, 5, 6];
+        let parts = |keep, overflow| kept_parts(&ids, keep, overflow);
+        assert_eq!(parts(3, Overflow::Tail), (&ids[..3], &ids[7..]));
+        assert_eq!(parts(3, Overflow::Head), (&ids[..0], &ids[4..]));
+        assert_eq!(parts(3, Overflow::Middle), (&ids[..2], &ids[6..]));
+        assert_eq!(parts(7, Overflow::Middle), (&ids[..4], &ids[4..]));
+        assert_eq!(parts(0, Overflow::Middle), (&ids[..0], &ids[7..]));
+    }
+
+    #[test]
+    fn an_endless_source_is_refused() {
+        let error = read_at_most(std::io::repeat(b'x')).unwrap_err();
+        assert!(error.to_string().contains("256 MiB"), "{error}");
     }
 }

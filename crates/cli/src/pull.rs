@@ -2,7 +2,7 @@
 
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::print_text;
+use crate::output::{note, print_text};
 
 /// Fetch a model into the cache.
 ///
@@ -22,8 +22,8 @@ pub struct Args {
 pub fn pull(args: &Args) -> anyhow::Result<()> {
     let pulled = model::pull(&args.model, &Interrupt::install()?)?;
     if let Some(license) = &pulled.license {
-        eprintln!("license: {}. {}", license.name, license.note);
+        note(&format!("license: {}. {}\n", license.name, license.note));
     }
-    eprintln!("{} bytes from {}", pulled.n_bytes, pulled.source);
+    note(&format!("{} bytes from {}\n", pulled.n_bytes, pulled.source));
     print_text(&format!("{}\n", pulled.path.display()))
 }

@@ -4,31 +4,42 @@ use crate::exit::Ended;
 use crate::flags::{CpuFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, check_writable, print_text, write_file};
-use crate::progress::{Watch, seconds};
-use crate::prompt::PromptFlags;
+use crate::output::{JsonTarget, check_writable, note, print_text, write_file};
+use crate::progress::{Extent, Watch};
+use crate::prompt::{Prompt, PromptFlags};
+use crate::summary::{crowded, summary, window_line};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 use tidekv::generate::GenerateConfig;
-use tidekv::memory::{Bytes, system_memory};
+use tidekv::memory::Bytes;
 use tidekv::report::{Facts, RetainedDump, RunReport, retained_dump};
 use tidekv::{Engine, FinishReason, RunConfig, Session};
 use tidekv_cpu::Cpu;
 
-/// Read a prompt and answer it.
+/// Read a prompt and answer it
 ///
-/// The answer goes to stdout, everything else to stderr.
+/// The answer goes to stdout as it comes, everything else to stderr. Examples:
 ///
 ///   tidekv run smollm2-135m --prompt "Name three colours."
 ///   tidekv run model.gguf --prompt-file report.txt --question "Who signed the contract?"
 ///   cat report.txt | tidekv run model.gguf - --budget 1024 --json run.json
 ///
-/// Memory: `--chunk` decides how much the prompt takes while it is read, `--budget` how much of it
-/// is kept for the answer. The default selector keeps what the end of the prompt attends to, so put
-/// the question last.
+/// The model reads the prompt in chunks of C tokens (--chunk), one layer at a time. When a layer has
+/// seen the whole prompt, the selector chooses the K positions per KV head (--budget) whose keys and
+/// values are kept; the rest is dropped before the next layer. C decides how much memory the prompt
+/// takes while it is read, K how much after, and what the answer can draw on. The default selector
+/// keeps what the end of the prompt attends to, so put the question last (--question does).
+///
+/// Memory is planned first: a run that would pass --memory-limit is refused with what would fit
+/// (exit code 3). `tidekv plan` says the same without running.
+///
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 refused by the memory plan, 130 interrupted.
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(
+    verbatim_doc_comment,
+    override_usage = "tidekv run [OPTIONS] <MODEL> <--prompt-file FILE | --prompt TEXT | --prompt-ids IDS | ->"
+)]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
     model: String,
@@ -41,10 +52,10 @@ pub struct Args {
     #[command(flatten)]
     cpu: CpuFlags,
     /// Write the run report; `-` puts the object alone on stdout
-    #[arg(long, value_name = "FILE|-")]
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<JsonTarget>,
     /// Write the kept positions of every layer and head
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     dump_retained: Option<PathBuf>,
 }
 
@@ -55,6 +66,8 @@ struct Report {
     run: RunReport,
     /// Tokens of the document that `--overflow` dropped.
     dropped_tokens: usize,
+    /// Tokens at the prompt's end that are the chat template's.
+    template_tail_tokens: Option<usize>,
 }
 
 /// Runs the command.
@@ -68,20 +81,23 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.dump_retained {
         check_writable(path)?;
     }
-    args.sample.config().validate()?;
+    let source = args.prompt.read()?;
+    // From here on there is something to stop in an orderly way.
     let interrupt = Interrupt::install()?;
-    let engine = model::load(&args.model, args.run.rope_scaling, args.cpu, &interrupt)?;
+    let engine = model::load(&args.model, args.run.cache.rope_scaling, args.cpu, &interrupt)?;
     let context = engine.model().spec.shape.context;
     let config = args.run.config();
     let room = context.saturating_sub(config.max_new_tokens).max(1);
-    let prompt = args.prompt.build(&engine, room)?;
+    let prompt = args.prompt.tokens(source, &engine, room)?;
     if prompt.dropped > 0 {
-        eprintln!(
-            "the prompt was longer than the context of {context} tokens: {} tokens of the document were dropped",
-            prompt.dropped
-        );
+        note(&format!(
+            "the prompt was longer than the context of {context} tokens: {} tokens of the document \
+             were dropped, {} are left with question and template\n",
+            prompt.dropped,
+            prompt.ids.len()
+        ));
     }
-    warn_if_machine_is_small(&engine, &config, prompt.ids.len())?;
+    announce(&engine, &config, &prompt.ids)?;
 
     let quiet = args.json == Some(JsonTarget::Stdout);
     let request = Request {
@@ -98,18 +114,32 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if !quiet {
         print_text("\n")?;
     }
-    eprint!("{}", summary(&answer.report));
-    if let Some(tail) = &answer.window {
-        eprintln!("  the observation window ends with: {tail}");
+    note(&summary(&answer.report));
+    if let (Some(window), Some(tail)) = (answer.window, prompt.tail) {
+        note(&window_line(engine.tokenizer(), &prompt.ids, window, tail));
     }
-    if let Some(path) = &args.dump_retained {
-        write_file(path, serde_json::to_string(&answer.retained)?.as_bytes())?;
+    args.write(answer, &prompt)
+}
+
+impl Args {
+    /// Writes the files that were asked for. One that fails does not cost the
+    /// other.
+    fn write(&self, answer: Answer, prompt: &Prompt) -> anyhow::Result<()> {
+        let cancelled = answer.report.finish_reason == FinishReason::Cancelled.name();
+        let dumped = match &self.dump_retained {
+            Some(path) => write_file(path, serde_json::to_string(&answer.retained)?.as_bytes()),
+            None => Ok(()),
+        };
+        if let Some(json) = &self.json {
+            json.write(&Report {
+                run: answer.report,
+                dropped_tokens: prompt.dropped,
+                template_tail_tokens: prompt.tail,
+            })?;
+        }
+        dumped?;
+        if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) }
     }
-    let cancelled = answer.report.finish_reason == FinishReason::Cancelled.name();
-    if let Some(json) = &args.json {
-        json.write(&Report { run: answer.report, dropped_tokens: prompt.dropped })?;
-    }
-    if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) }
 }
 
 /// One prompt to be answered.
@@ -132,8 +162,8 @@ pub struct Answer {
     pub report: RunReport,
     /// Kept positions.
     pub retained: RetainedDump,
-    /// Text of the last tokens that the observation window holds.
-    pub window: Option<String>,
+    /// W of the observation window, if the selector looks from one.
+    pub window: Option<usize>,
 }
 
 impl Request<'_> {
@@ -149,7 +179,8 @@ impl Request<'_> {
         each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<Answer> {
         let n_layers = engine.model().spec.shape.n_layers;
-        let mut watch = Watch::new(self.schedule, n_layers, interrupt);
+        let extent = Extent::new(n_layers, self.config.schedule, self.tokens.len());
+        let mut watch = Watch::new(self.schedule, extent, interrupt);
         let mut session = engine.prefill(self.tokens, self.config, &mut watch)?;
         let prefill_s = watch.elapsed().as_secs_f64();
         watch.clear();
@@ -166,7 +197,7 @@ impl Request<'_> {
         self.generate(&mut session, &mut facts, (&watch, interrupt), each)?;
         facts.allocator_peak_bytes = Some(tidekv_alloc::stats().peak_bytes);
         Ok(Answer {
-            window: window_text(engine, &session),
+            window: window(&session),
             retained: retained_dump(&session),
             report: RunReport::new(&session, facts),
         })
@@ -201,75 +232,25 @@ impl Request<'_> {
     }
 }
 
-/// The last tokens that selection looked from, if the selector observes any.
-fn window_text(engine: &Engine<Cpu>, session: &Session<'_, Cpu>) -> Option<String> {
-    const SHOWN: usize = 8;
-    let shape = &engine.model().spec.shape;
+/// W of the observation window, if the selector looks from one.
+fn window(session: &Session<'_, Cpu>) -> Option<usize> {
+    let shape = &session.engine().model().spec.shape;
     let selections = session.config().selections(shape, session.prompt().len()).ok()?;
-    let window = selections.iter().map(|selection| selection.window()).max().filter(|&w| w > 0)?;
-    let tokens = session.prompt();
-    let tail = &tokens[tokens.len() - window.min(SHOWN).min(tokens.len())..];
-    let names = tail.iter().map(|&id| {
-        let text = engine.tokenizer().decode(&[id]).unwrap_or_default();
-        let shown =
-            if text.is_empty() { engine.tokenizer().token(id).ok()?.to_owned() } else { text };
-        Some(format!("{shown:?}"))
-    });
-    Some(names.collect::<Option<Vec<_>>>()?.join(" "))
+    selections.iter().map(|selection| selection.window()).max().filter(|&window| window > 0)
 }
 
-/// Mapped weights do not count against the limit, but a machine that cannot hold
-/// them beside the run will read them from disk again and again.
-fn warn_if_machine_is_small(
-    engine: &Engine<Cpu>,
-    config: &RunConfig,
-    n_tokens: usize,
-) -> anyhow::Result<()> {
-    if n_tokens == 0 || n_tokens > engine.model().spec.shape.context {
-        return Ok(());
-    }
-    let plan = engine.plan(config, n_tokens)?;
-    let mapped = engine.model().weight_bytes().mapped;
-    let together = plan.peak_bytes().saturating_add(mapped);
-    if let Some(installed) = system_memory().installed().filter(|&installed| together > installed) {
-        eprintln!(
-            "warning: weights ({}) and run ({}) together exceed the machine's {}; the weights will be read from disk repeatedly",
-            Bytes(mapped),
-            Bytes(plan.peak_bytes()),
-            Bytes(installed)
-        );
+/// Says what the plan foresees, before the wait.
+fn announce(engine: &Engine<Cpu>, config: &RunConfig, tokens: &[u32]) -> anyhow::Result<()> {
+    config.check_prompt(&engine.model().spec.shape, tokens)?;
+    let plan = engine.plan(config, tokens.len())?;
+    let limit = match config.memory_limit {
+        Some(limit) => format!(", the limit is {}", Bytes(limit)),
+        None => String::new(),
+    };
+    let peak = plan.peak_bytes();
+    note(&format!("reading {} tokens; the plan's peak is {}{limit}\n", tokens.len(), Bytes(peak)));
+    if let Some(warning) = crowded(engine.model().weight_bytes().mapped, peak) {
+        note(&warning);
     }
     Ok(())
-}
-
-/// What a person wants to know about a run, on a few lines.
-fn summary(report: &RunReport) -> String {
-    let memory = &report.memory;
-    let at = match memory.peak_at.layer {
-        Some(layer) => format!("{} of layer {layer}", memory.peak_at.step),
-        None => memory.peak_at.step.to_owned(),
-    };
-    let kept = report.kept.first().and_then(|layer| layer.per_head.first()).copied().unwrap_or(0);
-    let parts: Vec<String> = memory
-        .components_at_peak
-        .iter()
-        .filter(|(name, bytes)| **bytes >= 1 << 20 && **name != "weights_mapped")
-        .map(|(name, bytes)| format!("{name} {}", Bytes(*bytes)))
-        .collect();
-    format!(
-        "\n  {} tokens read in {} ({:.0} tokens/s), {} generated at {:.1} tokens/s, ended by {}\n  \
-         peak {} (planned {}) during {at}: {}\n  transient {}, retained cache {}, {kept} of {} positions per head\n",
-        report.prompt_tokens,
-        seconds(report.ttft_s),
-        report.prompt_tokens as f64 / report.prefill_s.max(1e-9),
-        report.generated_tokens,
-        report.decode_tokens_per_s,
-        report.finish_reason,
-        Bytes(memory.accounted_peak_bytes),
-        Bytes(memory.planned_peak_bytes),
-        parts.join(", "),
-        Bytes(memory.transient_peak_bytes),
-        Bytes(memory.retained_bytes),
-        report.prompt_tokens,
-    )
 }

@@ -57,6 +57,17 @@ pub enum BackendError {
     },
 }
 
+impl BackendError {
+    /// The error with another position, for verbs that know a row only by its
+    /// place in a buffer.
+    pub(crate) fn at(self, position: usize) -> Self {
+        match self {
+            BackendError::NonFinite { place, .. } => BackendError::NonFinite { place, position },
+            BackendError::OutOfMemory { .. } | BackendError::Model(_) => self,
+        }
+    }
+}
+
 /// Rows of a chunk to work on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkRows {
@@ -217,7 +228,11 @@ pub trait Backend: Send + Sync {
     ) -> Result<(), BackendError>;
 
     /// Final norm and output projection of one bridge row into `[vocab]` f32,
-    /// on the prefill path. `position` is the row's, for errors.
+    /// on the prefill path.
+    ///
+    /// # Errors
+    /// [`BackendError::NonFinite`], at the bridge row; the executor puts the
+    /// position in its place.
     fn logits(
         &self,
         weights: &Self::Weights,

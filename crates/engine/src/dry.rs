@@ -9,8 +9,13 @@ use crate::backend::{
 };
 use crate::bridge::Bridge;
 use crate::cache::{ActiveKv, Observation, RetainedKv};
+use crate::config::RunConfig;
 use crate::element::Element;
-use crate::model::{ModelFile, ModelSpec};
+use crate::error::Error;
+use crate::memory::{Accountant, Breakdown, Moment, WeightBytes};
+use crate::model::{ModelFile, ModelSpec, Shape};
+use crate::observe::Observer;
+use crate::prefill::{Device, prefill, workspace};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,10 +25,45 @@ pub struct Dry {
     sizes: Arc<dyn Sizes>,
 }
 
+/// A run of a model that need not exist.
+#[derive(Debug, Clone, Copy)]
+pub struct DryRun<'a> {
+    /// The model's dimensions.
+    pub shape: &'a Shape,
+    /// The model's weights.
+    pub weights: WeightBytes,
+    /// The run's settings.
+    pub config: &'a RunConfig,
+    /// S, tokens of the prompt.
+    pub n_tokens: usize,
+}
+
 impl Dry {
     /// Accounts with the sizes of another backend.
     pub fn new(sizes: Arc<dyn Sizes>) -> Self {
         Dry { sizes }
+    }
+
+    /// Drives the executor through a prompt and returns what is live when
+    /// decoding begins. Everything is released on return.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::prefill`], except that the plan is not consulted: the
+    /// ledger alone keeps its limit.
+    pub fn prefill(
+        &self,
+        run: DryRun<'_>,
+        accountant: &Accountant,
+        observer: &mut dyn Observer,
+    ) -> Result<Breakdown, Error> {
+        let DryRun { shape, weights, config, n_tokens } = run;
+        let device = Device { backend: self, weights: &(), weight_bytes: weights, shape };
+        let tokens = vec![0; n_tokens];
+        config.check_prompt(shape, &tokens)?;
+        let _prefilled = prefill(&device, config, accountant, &tokens, observer)?;
+        accountant.begin(Moment::Decode);
+        let _work = workspace((self, accountant), shape, 1, None)?;
+        Ok(accountant.live())
     }
 }
 

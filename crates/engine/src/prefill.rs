@@ -202,7 +202,9 @@ impl<'a, B: Backend> Run<'a, B> {
         let Device { backend, weights, .. } = *self.device;
         let position = self.tokens.len() - 1;
         let row = self.last_row(position);
-        backend.logits(weights, (&self.bridge, row), &mut self.work, &mut self.logits)?;
+        backend
+            .logits(weights, (&self.bridge, row), &mut self.work, &mut self.logits)
+            .map_err(|error| error.at(position))?;
         Ok(backend.sync()?)
     }
 
@@ -220,7 +222,9 @@ impl<'a, B: Backend> Run<'a, B> {
         let mut row = vec![0.0; shape.vocab];
         for offset in 0..chunk.len {
             let at = (&self.bridge, first + offset);
-            backend.logits(weights, at, &mut self.work, &mut self.logits)?;
+            backend
+                .logits(weights, at, &mut self.work, &mut self.logits)
+                .map_err(|error| error.at(chunk.start + offset))?;
             backend.sync()?;
             backend.read(&self.logits, crate::Element::F32, 0, &mut row);
             observer.logits_row(chunk.start + offset, &row);

@@ -37,11 +37,12 @@ fn by_name<S: serde::Serializer>(kind: &ScheduleKind, serializer: S) -> Result<S
 /// The runs that show that neither order nor chunks matter: `one-shot` and
 /// `post-prefill` read the whole prompt of `n_tokens` tokens at once, then
 /// `chunked`, `tide-noevict` and `tide` take each of `chunks`.
-pub fn cases(n_tokens: NonZeroUsize, chunks: &[NonZeroUsize]) -> Vec<Case> {
+pub fn cases(n_tokens: usize, chunks: &[NonZeroUsize]) -> Vec<Case> {
     let whole = [ScheduleKind::OneShot, ScheduleKind::PostPrefill];
     let chunked = [ScheduleKind::Chunked, ScheduleKind::TideNoEvict, ScheduleKind::Tide];
     let each = |schedule| chunks.iter().map(move |&chunk| Case { schedule, chunk });
-    let whole = whole.map(|schedule| Case { schedule, chunk: n_tokens });
+    let all = NonZeroUsize::new(n_tokens).unwrap_or(NonZeroUsize::MIN);
+    let whole = whole.map(|schedule| Case { schedule, chunk: all });
     whole.into_iter().chain(chunked.into_iter().flat_map(each)).collect()
 }
 

@@ -30,6 +30,10 @@ pub struct Edge {
 pub struct Dense {
     /// `[N + 1][S * d_model]`: the embeddings, then the output of each layer.
     pub hidden: Vec<Vec<f64>>,
+    /// `[N][S * Hq * D]`: queries of each layer, rotated.
+    pub queries: Vec<Vec<f64>>,
+    /// `[N][S * Hkv * D]`: keys of each layer, rotated.
+    pub keys: Vec<Vec<f64>>,
     d_model: usize,
 }
 
@@ -100,15 +104,32 @@ impl Reference {
     /// Runs `tokens` from position 0. A key beyond the query is never seen; of the others, those
     /// that `visible` admits. Every query must see at least one.
     pub fn forward(&self, tokens: &[u32], visible: impl Fn(Edge) -> bool) -> Dense {
+        let positions: Vec<usize> = (0..tokens.len()).collect();
+        self.forward_at(tokens, &positions, visible)
+    }
+
+    /// [`Reference::forward`] with RoPE at `positions` `[tokens]`; causality and `visible` go by the
+    /// index of a token still. For tests of what wrong positions would do.
+    pub fn forward_at(
+        &self,
+        tokens: &[u32],
+        positions: &[usize],
+        visible: impl Fn(Edge) -> bool,
+    ) -> Dense {
+        assert_eq!(tokens.len(), positions.len(), "a position for every token");
         let table = self.matrix("token_embd.weight");
         let embeddings: Vec<f64> =
             tokens.iter().flat_map(|&token| table.row(token as usize)).collect();
-        let mut hidden = vec![embeddings];
+        let mut dense = Dense {
+            hidden: vec![embeddings],
+            queries: Vec::new(),
+            keys: Vec::new(),
+            d_model: self.d_model,
+        };
         for layer in 0..self.n_layers {
-            let next = self.layer(layer, &hidden[layer], &visible);
-            hidden.push(next);
+            self.layer(layer, &mut dense, positions, &visible);
         }
-        Dense { hidden, d_model: self.d_model }
+        dense
     }
 
     /// Final norm and output projection of one position, `[vocab]`.
@@ -118,7 +139,14 @@ impl Reference {
         self.matrix(if own { "output.weight" } else { "token_embd.weight" }).product(&normed)
     }
 
-    fn layer(&self, layer: usize, x: &[f64], visible: &impl Fn(Edge) -> bool) -> Vec<f64> {
+    fn layer(
+        &self,
+        layer: usize,
+        dense: &mut Dense,
+        positions: &[usize],
+        visible: &impl Fn(Edge) -> bool,
+    ) {
+        let x = &dense.hidden[layer];
         let name = |part: &str| format!("blk.{layer}.{part}");
         let normed = self.norm(x, &name("attn_norm.weight"));
         let project = |part: &str| {
@@ -127,8 +155,8 @@ impl Reference {
             if self.file.tensor(&bias).is_some() { add_rows(out, &self.vector(&bias)) } else { out }
         };
         let (mut q, mut k, v) = (project("attn_q"), project("attn_k"), project("attn_v"));
-        self.rotate(&mut q, self.n_heads);
-        self.rotate(&mut k, self.n_kv_heads);
+        self.rotate(&mut q, self.n_heads, positions);
+        self.rotate(&mut k, self.n_kv_heads, positions);
         let attended = self.attention(layer, [&q, &k, &v], visible);
         let x = add(x, &self.matrix(&name("attn_output.weight")).product(&attended));
 
@@ -137,7 +165,9 @@ impl Reference {
         let up = self.matrix(&name("ffn_up.weight")).product(&normed);
         let gated: Vec<f64> =
             gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        add(&x, &self.matrix(&name("ffn_down.weight")).product(&gated))
+        dense.hidden.push(add(&x, &self.matrix(&name("ffn_down.weight")).product(&gated)));
+        dense.queries.push(q);
+        dense.keys.push(k);
     }
 
     /// Softmax attention, q `[S, Hq * D]`, k and v `[S, Hkv * D]`; query head h reads KV head
@@ -148,21 +178,18 @@ impl Reference {
         [q, k, v]: [&[f64]; 3],
         visible: &impl Fn(Edge) -> bool,
     ) -> Vec<f64> {
-        let (d, q_cols, kv_cols) =
-            (self.head_dim, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let (d, q_cols) = (self.head_dim, self.n_heads * self.head_dim);
         let mut out = vec![0.0; q.len()];
         for (query, out) in out.chunks_exact_mut(q_cols).enumerate() {
             for (head, out) in out.chunks_exact_mut(d).enumerate() {
                 let kv_head = head / (self.n_heads / self.n_kv_heads);
                 let q = &q[query * q_cols + head * d..][..d];
-                let row = |of: &'_ [f64], key: usize| -> Vec<f64> {
-                    of[key * kv_cols + kv_head * d..][..d].to_vec()
-                };
+                let row = |of, key| row_of(of, (key * self.n_kv_heads + kv_head) * d, d);
                 let keys: Vec<usize> = (0..=query)
                     .filter(|&key| visible(Edge { layer, kv_head, query, key }))
                     .collect();
                 let logits: Vec<f64> =
-                    keys.iter().map(|&key| dot(q, &row(k, key)) / (d as f64).sqrt()).collect();
+                    keys.iter().map(|&key| dot(q, row(k, key)) / (d as f64).sqrt()).collect();
                 let max = logits.iter().fold(f64::NEG_INFINITY, |max, &x| max.max(x));
                 assert!(max > f64::NEG_INFINITY, "query {query} of layer {layer} sees no key");
                 let weights: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
@@ -177,11 +204,11 @@ impl Reference {
         out
     }
 
-    /// Rotates rows of `heads` heads by their positions 0, 1, ...; llama files pair neighbours,
-    /// qwen2 files the halves of a head.
-    fn rotate(&self, rows: &mut [f64], heads: usize) {
+    /// Rotates rows of `heads` heads by their positions; llama files pair neighbours, qwen2 files
+    /// the halves of a head.
+    fn rotate(&self, rows: &mut [f64], heads: usize, positions: &[usize]) {
         let d = self.head_dim;
-        for (position, row) in rows.chunks_exact_mut(heads * d).enumerate() {
+        for (&position, row) in positions.iter().zip(rows.chunks_exact_mut(heads * d)) {
             for head in row.chunks_exact_mut(d) {
                 for pair in 0..d / 2 {
                     let (a, b) = match self.arch {
@@ -282,6 +309,10 @@ fn decode(ty: TensorType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
+fn row_of(rows: &[f64], at: usize, len: usize) -> &[f64] {
+    &rows[at..][..len]
+}
+
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
@@ -342,6 +373,24 @@ mod tests {
         let other = model.forward(&[5, 99, 7], hide_1);
         assert_eq!(one.row(last, 2), other.row(last, 2));
         assert_ne!(one.row(last, 2), short.row(last, 2));
+    }
+
+    #[test]
+    fn only_distances_between_positions_matter() {
+        for spec in [tiny_llama(5), tiny_qwen2(5)] {
+            let model = open(&spec);
+            let tokens = [9, 8, 7];
+            let at = |positions: &[usize]| {
+                model.forward_at(&tokens, positions, |_| true).row(spec.n_layers, 2).to_vec()
+            };
+            let difference = |positions| {
+                let (a, b) = (at(positions), at(&[0, 1, 2]));
+                a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+            };
+            // Rotations are orthogonal up to f64 rounding of angles below 1,002.
+            assert!(difference(&[1000, 1001, 1002]) < 1e-11);
+            assert!(difference(&[0, 1, 9]) > 1e-3);
+        }
     }
 
     #[test]
