@@ -9,12 +9,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod rig {
+    pub mod device;
     pub mod recording;
+    pub mod states;
     pub mod tiny;
 }
 
+use rig::device::engine;
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
-use rig::tiny::{TinyFile, engine, prompt};
+use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use tidekv::schedule::ScheduleKind;
 use tidekv::select::PRESETS;
@@ -223,7 +226,7 @@ fn the_last_row_has_the_same_bits_whatever_outputs_are_asked_for() {
             assert_same_cache(&last, &all, &what);
             let d_model = case.spec.d_model;
             let final_row = |recording: &Recording| {
-                let states = &recording.hidden[case.spec.n_layers];
+                let states = &recording.hidden.0[case.spec.n_layers];
                 states[states.len() - d_model..].to_vec()
             };
             assert_bits_eq(&final_row(&last), &final_row(&all), &what);
@@ -387,19 +390,19 @@ mod must_fail {
     #[test]
     #[should_panic(expected = "changed: hidden states after 2 layers: 1 of 12384 values differ")]
     fn one_bit_of_a_hidden_state() {
-        prefill_with(|recording| flip(&mut recording.hidden[2][5000]));
+        prefill_with(|recording| flip(&mut recording.hidden.0[2][5000]));
     }
 
     #[test]
     #[should_panic(expected = "changed: hidden states after 0 layers")]
     fn a_row_too_few() {
-        prefill_with(|recording| recording.hidden[0].truncate(96));
+        prefill_with(|recording| recording.hidden.0[0].truncate(96));
     }
 
     #[test]
     #[should_panic(expected = "changed: layers")]
     fn a_layer_too_few() {
-        prefill_with(|recording| drop(recording.hidden.pop()));
+        prefill_with(|recording| drop(recording.hidden.0.pop()));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use tidekv::{Backend, Engine, Observer, Progress, RunConfig, Session, Tap};
 use tidekv_cpu::Cpu;
 use tidekv_testkit::compare::assert_bits_eq;
 
+use super::states::States;
+
 /// Keys and values of one layer.
 #[derive(Debug, Clone, Default)]
 pub struct Kv {
@@ -19,8 +21,8 @@ pub struct Kv {
 /// The numbers of one prefill.
 #[derive(Debug, Clone, Default)]
 pub struct Recording {
-    /// `[N + 1][S * d_model]`: embeddings, then the output of each layer.
-    pub hidden: Vec<Vec<f32>>,
+    /// Hidden states.
+    pub hidden: States,
     /// `[N]`: all keys and values of a layer before eviction, `[Hkv, S, D]`.
     pub active: Vec<Kv>,
     /// `[N]`: kept positions.
@@ -39,14 +41,8 @@ impl Observer for Recording {
         ControlFlow::Continue(())
     }
 
-    fn after(&mut self, step: &Step, _: &StepMemory, tap: &dyn Tap) {
-        let Some((_, rows)) = tap.hidden() else { return };
-        let states = step.layer().map_or(0, |layer| layer + 1);
-        if self.hidden.len() <= states {
-            self.hidden.resize(states + 1, Vec::new());
-        }
-        // Chunks pass in causal order, in every schedule.
-        self.hidden[states].extend(rows);
+    fn after(&mut self, step: &Step, memory: &StepMemory, tap: &dyn Tap) {
+        self.hidden.after(step, memory, tap);
     }
 }
 
@@ -76,8 +72,9 @@ pub fn record<'e>(
 /// after every layer, all keys and values, and the logits.
 #[track_caller]
 pub fn assert_same_prefill(actual: &Recording, expected: &Recording, what: &str) {
-    assert_eq!(actual.hidden.len(), expected.hidden.len(), "{what}: layers");
-    for (layer, (a, e)) in actual.hidden.iter().zip(&expected.hidden).enumerate() {
+    let (actual_states, expected_states) = (&actual.hidden.0, &expected.hidden.0);
+    assert_eq!(actual_states.len(), expected_states.len(), "{what}: layers");
+    for (layer, (a, e)) in actual_states.iter().zip(expected_states).enumerate() {
         assert_bits_eq(a, e, &format!("{what}: hidden states after {layer} layers"));
     }
     assert_same_kv(&actual.active, &expected.active, &format!("{what}: active"));

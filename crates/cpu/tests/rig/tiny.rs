@@ -1,11 +1,8 @@
-//! Tiny models in files, on the CPU.
+//! Tiny models in files, and prompts for them.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tidekv::{Engine, Model};
-use tidekv_cpu::{Cpu, CpuConfig, Tier};
 use tidekv_testkit::{GgufWriter, Random};
 
 /// A model file that goes when this is dropped.
@@ -27,13 +24,6 @@ impl TinyFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-/// A model on the CPU with `threads` threads of one tier; `None` is the best.
-pub fn engine(path: &Path, threads: usize, tier: Option<Tier>) -> Engine<Cpu> {
-    let model = Model::open(path, None).unwrap();
-    let config = CpuConfig { threads: NonZeroUsize::new(threads), tier };
-    Engine::new(model, Cpu::new(config).unwrap()).unwrap()
 }
 
 /// Seeded token ids, `[n_tokens]`, below `vocab`.
