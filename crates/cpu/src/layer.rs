@@ -3,6 +3,7 @@
 
 use crate::activation::{Regions, Strides};
 use crate::backend::Cpu;
+use crate::pool::Shares;
 use crate::product::{Compute, Rows, RowsMut};
 use crate::sizes::{kernel_element, kv_layout, query_rows};
 use crate::weights::CpuWeights;
@@ -20,6 +21,10 @@ use tidekv_kernels::rope::rotate;
 /// Rows of one task of the row-wise steps: enough that taking a task costs
 /// nothing beside it.
 pub(crate) const ROW_TASK: usize = 16;
+
+/// Part of the largest attention task that the last ones have: shorter ones would
+/// expand every key block for too few rows.
+const SMALLEST_PART: usize = 4;
 
 /// Largest number of rotating pairs of a head: `Shape::validate` allows D up to
 /// 512.
@@ -128,12 +133,20 @@ impl Cpu {
         let layout = kv_layout(shape, active.element);
         let head_bytes = active.k.bytes_view().len() / shape.n_kv_heads;
         let (k, v) = (active.k.bytes_view(), active.v.bytes_view());
-        let task_rows = query_rows(shape.group());
+        let most = query_rows(shape.group());
+        let least = (most / SMALLEST_PART).max(1);
+        let shares =
+            Shares { least, most: most / least * least, threads: compute.pool.n_threads() };
         // Later rows see more keys and cost more: they go first, so that no
         // thread is left with a long task at the end.
-        let tasks = y.chunks_mut(task_rows * strides.y).enumerate().rev();
+        let mut rest = &mut *y;
+        let tasks = shares.of(n_rows).map(|from_the_end| {
+            let first_row = n_rows - from_the_end.end;
+            let (others, q) = std::mem::take(&mut rest).split_at_mut(first_row * strides.y);
+            rest = others;
+            (first_row..n_rows - from_the_end.start, q)
+        });
         compute.pool.each_with(tasks, threads, |(task, q), scratch| {
-            let first_row = task * task_rows;
             for head in 0..shape.n_kv_heads {
                 let of_head = head * head_bytes..(head + 1) * head_bytes;
                 let work = Attend {
@@ -141,8 +154,8 @@ impl Cpu {
                     group: shape.group(),
                     k: &k[of_head.clone()],
                     v: &v[of_head],
-                    first_pos: rows.span.start + first + first_row,
-                    rows: task_rows.min(n_rows - first_row),
+                    first_pos: rows.span.start + first + task.start,
+                    rows: task.len(),
                     scale: scale(shape.head_dim),
                     q_stride: strides.y,
                     col: head * shape.group() * shape.head_dim,

@@ -2,6 +2,7 @@
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Threads that take pieces of work from a shared queue. Which thread takes
@@ -68,9 +69,54 @@ impl Pool {
     }
 }
 
+/// How rows are shared out: large tasks first, which use caches best, and ever
+/// smaller ones towards the end, so that no thread waits long for another's
+/// last task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Tasks have a multiple of this many rows, the last one the remainder.
+    pub(crate) least: usize,
+    /// Rows of the largest task, a multiple of `least`.
+    pub(crate) most: usize,
+    /// Threads that take tasks.
+    pub(crate) threads: usize,
+}
+
+impl Shares {
+    /// Cuts `rows` rows into tasks: half of a thread's equal share of what is
+    /// left at a time.
+    pub(crate) fn of(self, rows: usize) -> impl Iterator<Item = Range<usize>> {
+        let Shares { least, most, threads } = self;
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let left = rows - start;
+            let share = (left / (2 * threads)).next_multiple_of(least).clamp(least, most);
+            let task = start..start + share.min(left);
+            start = task.end;
+            (!task.is_empty()).then_some(task)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_cover_the_rows_and_shrink_to_the_smallest() {
+        for threads in 1..=5 {
+            for rows in [0, 1, 5, 6, 7, 48, 511, 512, 8192] {
+                let shares = Shares { least: 6, most: 48, threads };
+                let tasks: Vec<_> = shares.of(rows).collect();
+                assert!(tasks.is_sorted_by_key(|task| std::cmp::Reverse(task.len())));
+                assert!(tasks.iter().all(|task| !task.is_empty() && task.len() <= 48));
+                assert!(tasks.iter().rev().skip(1).all(|task| task.len() % 6 == 0));
+                assert!(tasks.last().is_none_or(|task| task.len() <= 6));
+                let cover: Vec<_> = tasks.into_iter().flatten().collect();
+                assert_eq!(cover, (0..rows).collect::<Vec<_>>());
+            }
+        }
+    }
 
     #[test]
     fn every_item_runs_once_with_scratch_of_its_own() {

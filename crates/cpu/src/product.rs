@@ -1,9 +1,9 @@
 //! Matrix products over threads: pack a slab of weight rows, use it for all
 //! rows of the chunk, go on to the next slab.
 
-use crate::pool::Pool;
+use crate::pool::{Pool, Shares};
 use tidekv_kernels::Isa;
-use tidekv_kernels::gemm::{Epilogue, PanelGemm, gemm_panels, pack_panel, panel_width};
+use tidekv_kernels::gemm::{Epilogue, PanelGemm, gemm_panels, pack_panel, panel_width, row_tile};
 use tidekv_kernels::matvec::matvec;
 use tidekv_kernels::quant::WeightView;
 
@@ -27,9 +27,9 @@ pub(crate) struct RowsMut<'a> {
     pub(crate) stride: usize,
 }
 
-/// Rows of one task: small enough to share the last rows fairly, whole tiles of
-/// every tier's kernel (6 or 14 rows).
-const TASK_ROWS: [(usize, usize); 2] = [(32, 28), (0, 24)];
+/// Row tiles of the kernel in the largest task: a panel is fetched once per
+/// task, and this many tiles outweigh the fetch.
+const TASK_TILES: usize = 8;
 
 impl Compute<'_> {
     /// `C = epilogue(A Wᵀ)` for `rows` rows: A `[rows, K]`, W `[N, K]`, C
@@ -49,8 +49,9 @@ impl Compute<'_> {
         let (isa, width, k) = (self.isa, panel_width(self.isa), w.cols());
         let panel = k * width;
         let slab_cols = slab.len() / panel * width;
-        let task_rows = TASK_ROWS.into_iter().find(|(at_least, _)| width >= *at_least);
-        let task_rows = task_rows.map_or(1, |(_, rows)| rows);
+        let tile = row_tile(isa);
+        let shares =
+            Shares { least: tile, most: TASK_TILES * tile, threads: self.pool.n_threads() };
         for n0 in (0..w.rows()).step_by(slab_cols) {
             let cols = slab_cols.min(w.rows() - n0);
             let panels = &mut slab[..cols.div_ceil(width) * panel];
@@ -58,14 +59,18 @@ impl Compute<'_> {
                 pack_panel(isa, w, n0 + index * width, panel);
             });
             let panels = &*panels;
-            let tasks =
-                c.data.chunks_mut(task_rows * c.stride).take(rows.div_ceil(task_rows)).enumerate();
-            self.pool.each(tasks, |(index, c_rows)| {
-                let first = index * task_rows;
+            let mut rest = &mut *c.data;
+            let tasks = shares.of(rows).map(|rows| {
+                let end = (rows.len() * c.stride).min(rest.len());
+                let (c_rows, others) = std::mem::take(&mut rest).split_at_mut(end);
+                rest = others;
+                (rows, c_rows)
+            });
+            self.pool.each(tasks, |(rows, c_rows)| {
                 let gemm = PanelGemm {
-                    a: &a.data[first * a.stride..],
+                    a: &a.data[rows.start * a.stride..],
                     lda: a.stride,
-                    rows: task_rows.min(rows - first),
+                    rows: rows.len(),
                     k,
                     panels,
                     n0,

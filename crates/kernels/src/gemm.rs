@@ -26,6 +26,20 @@ pub fn panel_width(isa: Isa) -> usize {
     dispatch(isa, Width)
 }
 
+/// Rows of A that the kernel multiplies at a time on this tier: tasks of whole tiles waste nothing.
+pub fn row_tile(isa: Isa) -> usize {
+    struct Tile;
+    impl Kernel for Tile {
+        type Output = usize;
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, _: L) -> usize {
+            L::ROW_TILE
+        }
+    }
+    dispatch(isa, Tile)
+}
+
 /// Unpacks rows `n0..n0 + NR` of the weights `w` `[N, K]` to `panel` `[K][NR]`, zero beyond row N.
 ///
 /// # Panics

@@ -1,16 +1,6 @@
 use super::*;
-use crate::isa::Tier;
 use crate::quant::{BlockType, dequantize};
 use crate::test_data::{Random, bits, chain, ulps};
-
-/// Rows of the tier's tile.
-fn row_tile(isa: Isa) -> usize {
-    match isa.tier() {
-        Tier::Portable => 2,
-        Tier::Avx2 => 6,
-        Tier::Avx512 => 14,
-    }
-}
 
 /// A product with f32 weights `[n, k]` and its expected sums.
 struct Case {
