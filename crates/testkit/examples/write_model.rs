@@ -1,0 +1,40 @@
+//! Writes a seeded model file:
+//! `cargo run --release -p tidekv-testkit --example write_model -- llama-8b-2-layers OUT.gguf`.
+//!
+//! `llama-8b-2-layers` has the layer shape of Llama-3.1-8B in BF16 (2.98 GB): large enough to
+//! compare planned and real memory at full width, on a machine that never saw the real weights.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tidekv_testkit::{TinySpec, llama_8b_two_layers, tiny_llama, tiny_qwen2};
+
+/// Models by name. The tiny ones have seed 1.
+const MODELS: [(&str, fn() -> TinySpec); 3] = [
+    ("llama-8b-2-layers", llama_8b_two_layers),
+    ("tiny-llama", || tiny_llama(1)),
+    ("tiny-qwen2", || tiny_qwen2(1)),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [name, out] = arguments.as_slice() else {
+        return usage("two arguments are needed");
+    };
+    let Some((_, spec)) = MODELS.iter().find(|(known, _)| known == name) else {
+        return usage(&format!("there is no model `{name}`"));
+    };
+    match spec().write_to(Path::new(out)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot write {out}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(problem: &str) -> ExitCode {
+    let names = MODELS.map(|(name, _)| name).join(", ");
+    eprintln!("{problem}; usage: write_model NAME OUT.gguf, with NAME one of {names}");
+    ExitCode::from(2)
+}
