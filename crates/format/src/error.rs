@@ -1,11 +1,17 @@
 //! The crate's one error. Every variant carries the name and the numbers that a user needs to tell
 //! a bad download from an unsupported file, and says what to do.
 
+mod fault;
+mod limit;
+
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::looks_like::LooksLike;
+
+pub use fault::{LayoutFault, ShardFault, SplitFault};
+pub use limit::Limit;
 
 /// Why a file cannot be used as a model. The path is named only where the operating system failed:
 /// the caller knows which file it asked for.
@@ -19,9 +25,9 @@ pub enum FormatError {
         /// What the system said.
         source: io::Error,
     },
-    /// Shorter than the fixed part of a GGUF header, and nothing else either.
+    /// Shorter than the fixed part of a header, and nothing else either.
     #[error(
-        "not a model: the file has {actual} bytes and a GGUF header alone has {needed} (an interrupted download? fetch the file again)"
+        "not a model: the file has {actual} bytes and a header alone has {needed} (an interrupted download? fetch the file again)"
     )]
     TooShort {
         /// Bytes in the file.
@@ -32,6 +38,9 @@ pub enum FormatError {
     /// Not a GGUF file this reader can read; what it is instead, as far as its first bytes tell.
     #[error("not a GGUF model: {0}")]
     NotGguf(LooksLike),
+    /// Not a safetensors file; what it is instead, as far as its first bytes tell.
+    #[error("not a safetensors model: {0}")]
+    NotSafetensors(LooksLike),
     /// GGUF, but a version with another layout.
     #[error("GGUF version {version} is not supported (versions 2 and 3 are): {}", version_advice(*version))]
     UnsupportedVersion {
@@ -48,6 +57,15 @@ pub enum FormatError {
         actual: u64,
         /// What is cut off.
         missing: CutOff,
+    },
+    /// More bytes than the header of a safetensors file accounts for.
+    #[error("{} bytes follow the last tensor: expected {} bytes, have {} (the file is damaged, or two were joined)",
+        Grouped(actual - expected), Grouped(*expected), Grouped(*actual))]
+    Trailing {
+        /// Bytes the file should have.
+        expected: u64,
+        /// Bytes it has.
+        actual: u64,
     },
     /// A count or length above the cap of [`limits`](crate::limits): damaged or hostile.
     #[error("{at}: {limit} {} is above the limit of {} (the file is damaged or not a model)",
@@ -116,6 +134,14 @@ pub enum FormatError {
         /// The type or value in the file.
         found: String,
     },
+    /// The JSON of a safetensors header or of an index of shards is malformed.
+    #[error("{at} is not valid: {message}: the file is damaged")]
+    BadJson {
+        /// What was being read.
+        at: &'static str,
+        /// What the parser says, with line and column; cut to a readable length.
+        message: String,
+    },
     /// A tensor whose place or shape contradicts its type or its neighbours.
     #[error("tensor `{tensor}`: {fault}: the file is damaged")]
     BadLayout {
@@ -124,15 +150,30 @@ pub enum FormatError {
         /// The contradiction.
         fault: LayoutFault,
     },
-    /// One shard of a model split into several files.
-    #[error(
-        "shard {shard} of {count}: split models are not supported yet (join the shards with `llama-gguf-split --merge`)"
-    )]
-    Split {
-        /// This file's number, from 1.
-        shard: u64,
-        /// How many files the model has.
-        count: u64,
+    /// Something is wrong with the parts of a split GGUF model.
+    #[error("{0}")]
+    Split(SplitFault),
+    /// Something is wrong with the files of a safetensors model.
+    #[error("{0}")]
+    Shards(ShardFault),
+    /// Two files of one model have a tensor of the same name.
+    #[error("tensor `{tensor}` is both in {} and in {}: the files are not of one model",
+        first.display(), second.display())]
+    TensorInTwoFiles {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// The error of one file of a model that has several.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<FormatError>,
     },
     /// The file on disk is no longer the one whose header was checked.
     #[error("{} changed while it was in use ({} bytes when opened, {} now): close it and load it again",
@@ -145,6 +186,16 @@ pub enum FormatError {
         /// Its length now; equal if only the modification time differs.
         now: u64,
     },
+}
+
+impl FormatError {
+    /// The error, said of one file among several. An [`FormatError::Io`] names its file already.
+    pub(crate) fn in_file(self, path: &Path) -> FormatError {
+        match self {
+            io @ FormatError::Io { .. } => io,
+            error => FormatError::InFile { path: path.to_owned(), source: Box::new(error) },
+        }
+    }
 }
 
 fn version_advice(version: u32) -> &'static str {
@@ -183,70 +234,15 @@ impl fmt::Display for CutOff {
     }
 }
 
-/// The caps of [`limits`](crate::limits), as named in errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is documented at its constant")]
-pub enum Limit {
-    HeaderBytes,
-    MetadataEntries,
-    Tensors,
-    KeyBytes,
-    TensorNameBytes,
-    StringBytes,
-    ArrayLen,
-    ArrayDepth,
-    Dims,
-}
-
-impl Limit {
-    /// The cap itself, in the unit its name says.
-    pub fn max(self) -> u64 {
-        use crate::limits::*;
-        match self {
-            Limit::HeaderBytes => MAX_HEADER_BYTES,
-            Limit::MetadataEntries => MAX_METADATA_ENTRIES,
-            Limit::Tensors => MAX_TENSORS,
-            Limit::KeyBytes => MAX_KEY_BYTES,
-            Limit::TensorNameBytes => MAX_TENSOR_NAME_BYTES,
-            Limit::StringBytes => MAX_STRING_BYTES,
-            Limit::ArrayLen => MAX_ARRAY_LEN,
-            Limit::ArrayDepth => MAX_ARRAY_DEPTH,
-            Limit::Dims => MAX_DIMS,
-        }
-    }
-
-    /// Refuses `value` above the cap; `at` names what was being read.
-    pub(crate) fn check(self, value: u64, at: impl FnOnce() -> String) -> Result<(), FormatError> {
-        if value <= self.max() {
-            return Ok(());
-        }
-        Err(FormatError::TooLarge { at: at(), limit: self, value })
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Limit::HeaderBytes => "header size in bytes",
-            Limit::MetadataEntries => "number of metadata entries",
-            Limit::Tensors => "number of tensors",
-            Limit::KeyBytes => "key length in bytes",
-            Limit::TensorNameBytes => "tensor name length in bytes",
-            Limit::StringBytes => "string length in bytes",
-            Limit::ArrayLen => "array length",
-            Limit::ArrayDepth => "array nesting depth",
-            Limit::Dims => "number of dimensions",
-        })
-    }
-}
-
-/// The two tables of a header.
+/// The tables in which a name may stand once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
     /// Key and value pairs.
     Metadata,
     /// Tensor names.
     Tensors,
+    /// Tensor names in an index of shards.
+    WeightMap,
 }
 
 impl fmt::Display for Table {
@@ -254,49 +250,17 @@ impl fmt::Display for Table {
         f.write_str(match self {
             Table::Metadata => "metadata key",
             Table::Tensors => "tensor",
+            Table::WeightMap => "weight_map entry",
         })
     }
 }
 
-/// What is wrong with a tensor's place or shape.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LayoutFault {
-    /// The offset in the data section is not a multiple of the file's alignment.
-    Misaligned {
-        /// Offset in the data section, bytes.
-        offset: u64,
-        /// Alignment, bytes.
-        alignment: u64,
-    },
-    /// It begins before another tensor has ended.
-    Overlaps {
-        /// The tensor that begins earlier.
-        other: String,
-        /// Bytes in common.
-        bytes: u64,
-    },
-    /// A row is not a whole number of quantisation blocks.
-    RaggedRow {
-        /// Elements of the fastest dimension.
-        row: u64,
-        /// Elements of a block.
-        block: u64,
-    },
-}
-
-impl fmt::Display for LayoutFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LayoutFault::Misaligned { offset, alignment } => {
-                write!(f, "offset {offset} is not a multiple of the alignment {alignment}")
-            }
-            LayoutFault::Overlaps { other, bytes } => {
-                write!(f, "overlaps tensor `{other}` by {} bytes", Grouped(*bytes))
-            }
-            LayoutFault::RaggedRow { row, block } => {
-                write!(f, "rows of {row} elements are not whole blocks of {block}")
-            }
-        }
+/// Text from a file, cut to what a message can carry.
+pub(crate) fn cut(text: &str) -> String {
+    const READABLE: usize = 200;
+    match text.char_indices().nth(READABLE) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -325,6 +289,12 @@ mod tests {
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (491_400_064, "491,400,064")] {
             assert_eq!(Grouped(n).to_string(), text);
         }
+    }
+
+    #[test]
+    fn long_text_is_cut_between_characters() {
+        assert_eq!(cut("short"), "short");
+        assert_eq!(cut(&"\u{e9}".repeat(201)), "\u{e9}".repeat(200) + "...");
     }
 
     #[test]

@@ -9,11 +9,14 @@ use crate::tensor_type::TensorType;
 pub struct TensorInfo {
     /// Name, unique in its file.
     pub name: String,
-    /// Elements per dimension in ggml's order, the fastest (contiguous) first: a matrix that maps K
-    /// inputs to M outputs has shape `[K, M]` and is stored as M rows of K. Empty for a scalar.
+    /// Elements per dimension in ggml's order, the fastest (contiguous) first, whatever the format of
+    /// the file: a matrix that maps K inputs to M outputs has shape `[K, M]` and is stored as M rows
+    /// of K. Empty for a scalar.
     pub shape: Vec<u64>,
     /// How elements are stored.
     pub ty: TensorType,
+    /// Which of the files of its [`TensorStore`](crate::TensorStore); 0 where there is one.
+    pub file: usize,
     /// Absolute position in the file, bytes.
     pub offset: u64,
     /// Bytes of the data; `None` if the block size of the type is not known.
@@ -30,7 +33,7 @@ impl TensorInfo {
 
     /// Number of elements.
     pub fn n_elements(&self) -> u64 {
-        // Checked when the table was read: `place` refuses products above 64 bits.
+        // Checked when the table was read: products above 64 bits are refused.
         self.shape.iter().product()
     }
 }
@@ -60,6 +63,14 @@ pub(crate) fn place(
 ) -> Result<Vec<TensorInfo>, FormatError> {
     let mut tensors =
         raw.into_iter().map(|tensor| place_one(tensor, section)).collect::<Result<Vec<_>, _>>()?;
+    let by_offset = in_file_order(&tensors)?;
+    refuse_truncated(&tensors, &by_offset, section.file_len)?;
+    extend_unknown(&mut tensors, &by_offset, section.file_len);
+    Ok(tensors)
+}
+
+/// The indices of `tensors` in the order in which they lie in the file; refuses two that overlap.
+pub(crate) fn in_file_order(tensors: &[TensorInfo]) -> Result<Vec<usize>, FormatError> {
     let mut by_offset: Vec<usize> = (0..tensors.len()).collect();
     // Empty tensors sort before the tensor that begins at the same place, so they overlap nothing.
     by_offset.sort_by_key(|&i| (tensors[i].offset, tensors[i].end));
@@ -75,9 +86,7 @@ pub(crate) fn place(
             });
         }
     }
-    refuse_truncated(&tensors, &by_offset, section.file_len)?;
-    extend_unknown(&mut tensors, &by_offset, section.file_len);
-    Ok(tensors)
+    Ok(by_offset)
 }
 
 /// Size and absolute place of one tensor. Until its neighbours are known, one of unknown size ends
@@ -106,13 +115,15 @@ fn place_one(raw: RawTensor, section: DataSection) -> Result<TensorInfo, FormatE
         Some((offset, n_bytes, end))
     };
     match extent() {
-        Some((offset, n_bytes, end)) => Ok(TensorInfo { name, shape, ty, offset, n_bytes, end }),
+        Some((offset, n_bytes, end)) => {
+            Ok(TensorInfo { name, shape, ty, file: 0, offset, n_bytes, end })
+        }
         None => Err(FormatError::Overflow { tensor: name, shape, offset: relative }),
     }
 }
 
 /// The product, checked without regard to a zero that would hide an overflow in front of it.
-fn checked_product(shape: &[u64]) -> Option<u64> {
+pub(crate) fn checked_product(shape: &[u64]) -> Option<u64> {
     let nonzero =
         shape.iter().filter(|&&n| n != 0).try_fold(1u64, |product, &n| product.checked_mul(n))?;
     Some(if shape.contains(&0) { 0 } else { nonzero })
@@ -120,7 +131,7 @@ fn checked_product(shape: &[u64]) -> Option<u64> {
 
 /// Names the first tensor in file order that is not whole and the length the file should have.
 /// Padding after the last tensor is not missed: some writers leave it out.
-fn refuse_truncated(
+pub(crate) fn refuse_truncated(
     tensors: &[TensorInfo],
     by_offset: &[usize],
     file_len: u64,

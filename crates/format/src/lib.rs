@@ -1,53 +1,44 @@
 //! Model files as typed tensor tables: untrusted bytes in, checked views out.
 //!
-//! [`GgufFile::open`] maps a GGUF file (version 2 or 3), checks everything its header claims against
-//! the file's real length, and touches no tensor byte. What it hands out can be trusted in this
-//! sense: every tensor lies inside the file, aligned, apart from every other tensor, and its length
-//! is the one its shape and type need. What the names and shapes *mean* is the engine's business.
+//! | a model in | is opened by |
+//! |---|---|
+//! | a GGUF file (version 2 or 3), or any part of a split one | [`GgufModel::open`] |
+//! | a safetensors file, a directory with one, or shards with an index | [`SafetensorsModel::open`] |
+//! | exactly one GGUF file | [`GgufFile::open`] |
 //!
-//! [`parse_header`] is the same check as a pure function of bytes, for property tests and fuzzing.
+//! Opening maps the files, checks everything that their headers claim against their real lengths, and
+//! touches no tensor byte. The first two give the same view of the weights, a [`TensorStore`]. What
+//! it hands out can be trusted in this sense: every tensor lies inside its file, apart from every
+//! other tensor, and its length is the one its shape and type need. What the names and shapes *mean*
+//! is the engine's business.
 //!
-//! The format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! [`parse_header`], [`parse_safetensors_header`] and [`parse_shard_index`] are the same checks as pure
+//! functions of bytes, for property tests and fuzzing.
+//!
+//! The formats: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> and
+//! <https://github.com/huggingface/safetensors#format>.
 
-#![deny(unsafe_code)] // lifted for one call, in `mmap`
+#![deny(unsafe_code)] // lifted for the memory map: `mmap`, `truncation`
 
-mod cursor;
 mod error;
 mod gguf;
-mod header;
 mod layout;
+pub mod limits;
 mod looks_like;
-mod metadata;
 mod mmap;
+mod numbered;
+mod safetensors;
+mod store;
 mod tensor_type;
+mod truncation;
 
-pub use error::{CutOff, FormatError, LayoutFault, Limit, Table};
-pub use gguf::GgufFile;
-pub use header::{GgufHeader, parse_header};
+pub use error::{CutOff, FormatError, LayoutFault, Limit, ShardFault, SplitFault, Table};
+pub use gguf::{Array, GgufFile, GgufHeader, GgufModel, Metadata, Value, parse_header};
 pub use layout::TensorInfo;
 pub use looks_like::LooksLike;
-pub use metadata::{Array, Metadata, Value};
-pub use tensor_type::{Block, TensorType};
-
-/// The caps a header is held to. Each is far above any published model and small enough that a
-/// hostile header cannot make the reader allocate more than a few times [`MAX_HEADER_BYTES`](limits::MAX_HEADER_BYTES).
-pub mod limits {
-    /// Metadata and tensor table together. A 262,144-token vocabulary with merges takes about 16 MiB.
-    pub const MAX_HEADER_BYTES: u64 = 256 << 20;
-    /// Metadata entries. Published files have fewer than 100.
-    pub const MAX_METADATA_ENTRIES: u64 = 1 << 16;
-    /// Tensors in one file. The largest published models have a few thousand.
-    pub const MAX_TENSORS: u64 = 1 << 17;
-    /// Bytes of a metadata key; the limit of the GGUF specification.
-    pub const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
-    /// Bytes of a tensor name. The specification says 64; some writers were built with more.
-    pub const MAX_TENSOR_NAME_BYTES: u64 = 256;
-    /// Bytes of a string value. Some files embed a whole `tokenizer.json` (up to about 35 MB).
-    pub const MAX_STRING_BYTES: u64 = 64 << 20;
-    /// Elements of one array. The largest vocabularies have about 300,000 tokens.
-    pub const MAX_ARRAY_LEN: u64 = 1 << 24;
-    /// Arrays inside arrays; no published file nests at all. 1 is a plain array.
-    pub const MAX_ARRAY_DEPTH: u64 = 3;
-    /// Dimensions of a tensor; the limit of ggml.
-    pub const MAX_DIMS: u64 = 4;
-}
+pub use safetensors::{
+    SafetensorsHeader, SafetensorsModel, ShardIndex, parse_safetensors_header, parse_shard_index,
+};
+pub use store::TensorStore;
+pub use tensor_type::{Block, DtypeName, TensorType};
+pub use truncation::{TRUNCATED_MESSAGE, exit_when_truncated};

@@ -1,6 +1,8 @@
-//! What a file that is not GGUF is instead: the answer a user needs, from the first bytes.
+//! What a file that is not of the expected format is instead: the answer a user needs, from the first bytes.
 
 use std::fmt;
+
+use crate::limits::MAX_SAFETENSORS_HEADER_BYTES;
 
 /// Things that get saved under a model's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub enum LooksLike {
     Json,
     /// A safetensors file.
     Safetensors,
+    /// A GGUF file, of any version.
+    Gguf,
     /// A zip archive; PyTorch checkpoints are zip archives too.
     Zip,
     /// A bare Python pickle: a PyTorch checkpoint from before 2020.
@@ -32,11 +36,15 @@ impl LooksLike {
     pub(crate) fn of(bytes: &[u8]) -> LooksLike {
         let head = &bytes[..bytes.len().min(512)];
         let is_safetensors = |head: &[u8]| {
-            // An 8-byte little-endian header length, then a JSON object of at most 100 MB.
-            head.first_chunk::<8>().is_some_and(|n| u64::from_le_bytes(*n) <= 100_000_000)
+            // An 8-byte little-endian header length, then a JSON object.
+            head.first_chunk::<8>()
+                .is_some_and(|n| u64::from_le_bytes(*n) <= MAX_SAFETENSORS_HEADER_BYTES)
                 && head.get(8) == Some(&b'{')
         };
         match head {
+            // First: the low bytes of a header length can be those of the magics below.
+            _ if is_safetensors(head) => LooksLike::Safetensors,
+            [b'G', b'G', b'U', b'F', ..] => LooksLike::Gguf,
             [b'P', b'K', 3, 4, ..] => LooksLike::Zip,
             [0x1f, 0x8b, ..] => LooksLike::Gzip,
             [0x80, 2..=5, ..] => LooksLike::Pickle,
@@ -44,7 +52,6 @@ impl LooksLike {
             | [b't', b'j', b'g', b'g', ..]
             | [b'f', b'm', b'g', b'g', ..] => LooksLike::LegacyGgml,
             _ if head.starts_with(b"version https://git-lfs") => LooksLike::GitLfsPointer,
-            _ if is_safetensors(head) => LooksLike::Safetensors,
             _ => Self::of_text(head).unwrap_or_else(|| {
                 let mut first = [0; 4];
                 let n = head.len().min(4);
@@ -75,16 +82,17 @@ impl fmt::Display for LooksLike {
             }
             LooksLike::GitLfsPointer => "it is a Git LFS pointer, not the file itself; run `git lfs pull`",
             LooksLike::Json => "it is a JSON text (an error message saved in place of the download?)",
-            LooksLike::Safetensors => "it is a safetensors file; give a GGUF file of the model",
-            LooksLike::Zip => "it is a zip archive (a PyTorch checkpoint?); give a GGUF file of the model",
-            LooksLike::Pickle => "it is a Python pickle (an old PyTorch checkpoint?); give a GGUF file of the model",
+            LooksLike::Safetensors => "it is a safetensors file; give the model's directory, or the file with its ending .safetensors",
+            LooksLike::Gguf => "it is a GGUF file; give it with its ending .gguf",
+            LooksLike::Zip => "it is a zip archive (a PyTorch checkpoint?); give a GGUF or safetensors file of the model",
+            LooksLike::Pickle => "it is a Python pickle (an old PyTorch checkpoint?); give a GGUF or safetensors file of the model",
             LooksLike::Gzip => "it is a gzip archive; unpack it first",
             LooksLike::LegacyGgml => "it is a ggml file from before GGUF; convert the model again",
             LooksLike::BigEndianGguf => {
                 "it is a big-endian GGUF file, for machines of the other byte order; get the little-endian one"
             }
             LooksLike::Unknown(first) => {
-                return write!(f, "it begins with {first:02x?} instead of `GGUF`");
+                return write!(f, "it begins with the bytes {first:02x?}");
             }
         })
     }

@@ -1,4 +1,4 @@
-//! The memory map, and the only unsafe call of the crate.
+//! The memory map.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use memmap2::{Mmap, MmapOptions};
 
 use crate::error::FormatError;
+use crate::layout::TensorInfo;
 
 /// A read-only map of a whole file, the open file it came from, and how that file looked then.
 pub(crate) struct MappedFile {
@@ -50,6 +51,23 @@ impl MappedFile {
         &self.map
     }
 
+    /// The bytes between `tensor.offset` and `tensor.end`.
+    ///
+    /// # Panics
+    ///
+    /// If they are not in this file: the tensor is another file's.
+    pub(crate) fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {
+        let range = usize::try_from(tensor.offset).ok().zip(usize::try_from(tensor.end).ok());
+        range
+            .and_then(|(start, end)| self.map.get(start..end))
+            .unwrap_or_else(|| panic!("tensor `{}` is not of this file", tensor.name))
+    }
+
+    /// Length of the file when it was opened, bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.stamp.len
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -74,7 +92,8 @@ fn map(file: &File, len: usize) -> io::Result<Mmap> {
     // SAFETY: `file` is a regular file, open for reading (checked by `MappedFile::open`), and `len` is
     // its length at that moment, so every mapped page has a byte of the file behind it. What no program
     // can check is that nobody changes the file while it is mapped: another process that writes to it
-    // changes bytes behind a `&[u8]`, and one that truncates it turns a later read into SIGBUS.
+    // changes bytes behind a `&[u8]`, and one that truncates it turns a later read into SIGBUS (see
+    // `truncation`).
     // Three things keep the damage to wrong numbers or a clean stop, never a wrong address:
     // - everything that decides where we read (offsets, sizes, names) is copied out of the map while it
     //   is checked, once, and never read from the map again;

@@ -1,6 +1,9 @@
-//! The element types of ggml tensors: their numbers in the file, names and block sizes.
+//! The element types of tensors: ggml's numbers, names and block sizes, and the names of the few types
+//! that only safetensors has.
 
 use std::fmt;
+
+use crate::limits::MAX_DTYPE_BYTES;
 
 /// The unit in which a type is stored: `len` consecutive elements of a row in `bytes` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +24,10 @@ macro_rules! tensor_types {
         #[expect(missing_docs, reason = "the names are the documentation")]
         pub enum TensorType {
             $($name,)*
+            /// A number of ggml's that this list does not have.
             Unknown(u32),
+            /// An element type of safetensors that ggml does not have.
+            Other(DtypeName),
         }
 
         impl TensorType {
@@ -33,11 +39,12 @@ macro_rules! tensor_types {
                 }
             }
 
-            /// ggml's number of the type.
-            pub fn id(self) -> u32 {
+            /// ggml's number of the type; `None` for one that ggml does not have.
+            pub fn id(self) -> Option<u32> {
                 match self {
-                    $(TensorType::$name => $id,)*
-                    TensorType::Unknown(id) => id,
+                    $(TensorType::$name => Some($id),)*
+                    TensorType::Unknown(id) => Some(id),
+                    TensorType::Other(_) => None,
                 }
             }
 
@@ -56,6 +63,7 @@ macro_rules! tensor_types {
                 match self {
                     $(TensorType::$name => f.write_str(stringify!($name)),)*
                     TensorType::Unknown(id) => write!(f, "unknown type {id}"),
+                    TensorType::Other(name) => f.write_str(name.as_str()),
                 }
             }
         }
@@ -105,7 +113,53 @@ tensor_types! {
     Q1_0 = 41 (128, 18);
 }
 
+/// Name of an element type, kept in place so that [`TensorType`] stays a plain value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DtypeName {
+    /// UTF-8, zero-filled.
+    bytes: [u8; MAX_DTYPE_BYTES as usize],
+    len: u8,
+}
+
+impl DtypeName {
+    /// `None` if the name has more than [`MAX_DTYPE_BYTES`].
+    pub fn new(name: &str) -> Option<DtypeName> {
+        let mut bytes = [0; MAX_DTYPE_BYTES as usize];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        Some(DtypeName { bytes, len: name.len() as u8 })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).expect("`new` copied a whole str")
+    }
+}
+
+impl fmt::Debug for DtypeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
 impl TensorType {
+    /// The type that safetensors calls `name`; `None` if no type has so long a name.
+    ///
+    /// Types that both formats have are ggml's, so that a model reads the same from either; the rest
+    /// keep their name as [`TensorType::Other`].
+    pub fn from_dtype(name: &str) -> Option<TensorType> {
+        Some(match name {
+            "F64" => TensorType::F64,
+            "F32" => TensorType::F32,
+            "F16" => TensorType::F16,
+            "BF16" => TensorType::BF16,
+            "I64" => TensorType::I64,
+            "I32" => TensorType::I32,
+            "I16" => TensorType::I16,
+            "I8" => TensorType::I8,
+            _ => TensorType::Other(DtypeName::new(name)?),
+        })
+    }
+
     /// Elements of a block.
     pub fn block_len(self) -> Option<u64> {
         self.block().map(|block| block.len)
@@ -134,13 +188,27 @@ mod tests {
     #[test]
     fn every_type_survives_the_round_trip_through_its_number() {
         for &ty in ALL {
-            assert_eq!(TensorType::from_id(ty.id()), ty);
+            assert_eq!(ty.id().map(TensorType::from_id), Some(ty));
         }
         for retired in [4, 5, 31, 32, 33, 36, 37, 38, 1000] {
             assert_eq!(TensorType::from_id(retired), TensorType::Unknown(retired));
-            assert_eq!(TensorType::Unknown(retired).id(), retired);
+            assert_eq!(TensorType::Unknown(retired).id(), Some(retired));
             assert_eq!(TensorType::Unknown(retired).block(), None);
         }
+    }
+
+    #[test]
+    fn types_that_both_formats_have_are_the_same() {
+        for ty in ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8"] {
+            let read = TensorType::from_dtype(ty).unwrap();
+            assert_eq!(read.to_string(), ty);
+            assert!(read.id().is_some(), "{ty}");
+        }
+        let fp8 = TensorType::from_dtype("F8_E4M3").unwrap();
+        assert_eq!((fp8.to_string().as_str(), fp8.id(), fp8.block()), ("F8_E4M3", None, None));
+        assert_ne!(TensorType::from_dtype("F8_E5M2").unwrap(), fp8);
+        assert!(TensorType::from_dtype(&"N".repeat(16)).is_some());
+        assert_eq!(TensorType::from_dtype(&"N".repeat(17)), None);
     }
 
     #[test]

@@ -7,24 +7,25 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use tidekv_testkit::{TinySpec, llama_8b_two_layers, tiny_llama, tiny_qwen2};
+use tidekv_testkit::{TinySpec, llama_8b_two_layers, tiny_families};
 
 /// Models by name. The tiny ones have seed 1.
-const MODELS: [(&str, fn() -> TinySpec); 3] = [
-    ("llama-8b-2-layers", llama_8b_two_layers),
-    ("tiny-llama", || tiny_llama(1)),
-    ("tiny-qwen2", || tiny_qwen2(1)),
-];
+fn models() -> Vec<(String, TinySpec)> {
+    let tiny = |spec: TinySpec| (format!("tiny-{}", spec.arch.name()), spec);
+    let mut models: Vec<_> = tiny_families(1).into_iter().map(tiny).collect();
+    models.insert(0, ("llama-8b-2-layers".to_owned(), llama_8b_two_layers()));
+    models
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [name, out] = arguments.as_slice() else {
         return usage("two arguments are needed");
     };
-    let Some((_, spec)) = MODELS.iter().find(|(known, _)| known == name) else {
+    let Some((_, spec)) = models().into_iter().find(|(known, _)| known == name) else {
         return usage(&format!("there is no model `{name}`"));
     };
-    match spec().write_to(Path::new(out)) {
+    match spec.write_to(Path::new(out)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cannot write {out}: {error}");
@@ -34,7 +35,8 @@ fn main() -> ExitCode {
 }
 
 fn usage(problem: &str) -> ExitCode {
-    let names = MODELS.map(|(name, _)| name).join(", ");
+    let names: Vec<_> = models().into_iter().map(|(name, _)| name).collect();
+    let names = names.join(", ");
     eprintln!("{problem}; usage: write_model NAME OUT.gguf, with NAME one of {names}");
     ExitCode::from(2)
 }

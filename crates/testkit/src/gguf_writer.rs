@@ -1,32 +1,22 @@
-//! Writes well-formed GGUF files. Tensor data comes from closures and goes straight to the output,
-//! so a file may be larger than memory.
+//! Writes well-formed GGUF files, whole or in parts, data streamed from closures.
 //!
 //! The format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tidekv_format::{Array, TensorType, Value};
 
+use crate::streamed::{StreamedTensor, TensorList, write_file};
+
 /// Tensor data begins at multiples of this, the format's default.
 pub const ALIGNMENT: u64 = 32;
-
-type Data = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + Send + Sync>;
 
 /// A GGUF file to be: metadata and tensors in the order they will have.
 pub struct GgufWriter {
     version: u32,
     metadata: Vec<(String, Value)>,
-    tensors: Vec<Tensor>,
-}
-
-struct Tensor {
-    name: String,
-    shape: Vec<u64>,
-    ty: TensorType,
-    n_bytes: u64,
-    data: Data,
+    tensors: TensorList,
 }
 
 impl Default for GgufWriter {
@@ -38,7 +28,7 @@ impl Default for GgufWriter {
 impl GgufWriter {
     /// An empty file of version 3.
     pub fn new() -> GgufWriter {
-        GgufWriter { version: 3, metadata: Vec::new(), tensors: Vec::new() }
+        GgufWriter { version: 3, metadata: Vec::new(), tensors: TensorList::default() }
     }
 
     /// Sets the version, 2 or 3; both have the same layout.
@@ -86,17 +76,8 @@ impl GgufWriter {
         ty: TensorType,
         bytes: Vec<u8>,
     ) -> &mut Self {
-        let n_bytes = bytes.len() as u64;
-        if ty.block().is_some() {
-            assert_eq!(n_bytes, size_of(name, shape, ty), "`{name}`: bytes given and bytes needed");
-        }
-        self.push(Tensor {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            ty,
-            n_bytes,
-            data: Box::new(move |out| out.write_all(&bytes)),
-        })
+        self.tensors.push(StreamedTensor::of_bytes(name, shape, ty, bytes));
+        self
     }
 
     /// Adds a tensor whose data `data` writes, each time the file is written.
@@ -107,14 +88,8 @@ impl GgufWriter {
         ty: TensorType,
         data: impl Fn(&mut dyn Write) -> io::Result<()> + Send + Sync + 'static,
     ) -> &mut Self {
-        let n_bytes = size_of(name, shape, ty);
-        self.push(Tensor {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            ty,
-            n_bytes,
-            data: Box::new(data),
-        })
+        self.tensors.push(StreamedTensor::of_stream(name, shape, ty, data));
+        self
     }
 
     /// Takes a tensor away.
@@ -123,47 +98,38 @@ impl GgufWriter {
     ///
     /// If it is not there.
     pub fn remove_tensor(&mut self, name: &str) -> &mut Self {
-        let at = self
-            .tensors
-            .iter()
-            .position(|t| t.name == name)
-            .unwrap_or_else(|| panic!("no tensor `{name}`"));
-        self.tensors.remove(at);
+        self.tensors.remove(name);
         self
     }
 
     /// The tensor names, in file order.
     pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.iter().map(|tensor| tensor.name.as_str())
+        self.tensors.as_slice().iter().map(|tensor| tensor.name.as_str())
     }
 
-    fn push(&mut self, tensor: Tensor) -> &mut Self {
-        assert!(
-            self.tensors.iter().all(|t| t.name != tensor.name),
-            "tensor `{}` twice",
-            tensor.name
-        );
-        self.tensors.push(tensor);
-        self
-    }
-
-    /// Writes the file to a sibling of `path` and renames it: whoever has an older file of that name
-    /// mapped keeps it whole.
+    /// Writes the file, under another name first.
     pub fn write_to(&self, path: &Path) -> io::Result<()> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let written = File::create(&partial).and_then(|file| {
-            let mut out = BufWriter::with_capacity(1 << 20, file);
-            self.write(&mut out)?;
-            out.flush()
-        });
-        let renamed = written.and_then(|()| fs::rename(&partial, path));
-        if renamed.is_err() {
-            // The first error is the one to report; that of cleaning up adds nothing.
-            let _ = fs::remove_file(&partial);
+        write_file(path, |out| self.write(out))
+    }
+
+    /// Writes the model to `dir` as `count` parts, `STEM-00001-of-0000N.gguf` and so on, as
+    /// `llama-gguf-split` does: the metadata is in the first, the numbering keys are in all. Returns
+    /// the paths in order.
+    pub fn write_split(&self, dir: &Path, stem: &str, count: usize) -> io::Result<Vec<PathBuf>> {
+        let total = i32::try_from(self.tensors.as_slice().len()).expect("few enough tensors");
+        let mut paths = Vec::with_capacity(count);
+        for (i, tensors) in self.tensors.runs(count).enumerate() {
+            let mut metadata = if i == 0 { self.metadata.clone() } else { Vec::new() };
+            let number = |n: usize| Value::U16(u16::try_from(n).expect("few enough parts"));
+            metadata.push(("split.no".to_owned(), number(i)));
+            metadata.push(("split.count".to_owned(), number(count)));
+            metadata.push(("split.tensors.count".to_owned(), Value::I32(total)));
+            let path = dir.join(format!("{stem}-{:05}-of-{count:05}.gguf", i + 1));
+            let part = Contents { version: self.version, metadata: &metadata, tensors };
+            write_file(&path, |out| part.write(out))?;
+            paths.push(path);
         }
-        renamed
+        Ok(paths)
     }
 
     /// The whole file in memory.
@@ -173,20 +139,28 @@ impl GgufWriter {
         bytes
     }
 
-    /// Writes the file to `out`. Every tensor is padded to the alignment, the last one too, as ggml's
-    /// own writer does.
+    /// Writes the file to `out`.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (version, metadata) = (self.version, self.metadata.as_slice());
+        Contents { version, metadata, tensors: self.tensors.as_slice() }.write(out)
+    }
+}
+
+/// What goes into one file.
+struct Contents<'a> {
+    version: u32,
+    metadata: &'a [(String, Value)],
+    tensors: &'a [StreamedTensor],
+}
+
+impl Contents<'_> {
+    /// Every tensor is padded to the alignment, the last one too, as ggml's own writer does.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = self.header();
         out.write_all(&header)?;
         pad(out, header.len() as u64)?;
-        for tensor in &self.tensors {
-            let mut counted = Counted { out, n: 0 };
-            (tensor.data)(&mut counted)?;
-            assert_eq!(
-                counted.n, tensor.n_bytes,
-                "`{}`: bytes written and bytes needed",
-                tensor.name
-            );
+        for tensor in self.tensors {
+            tensor.write(out)?;
             pad(out, tensor.n_bytes)?;
         }
         Ok(())
@@ -197,29 +171,22 @@ impl GgufWriter {
         out.extend(self.version.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
         out.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
+        for (key, value) in self.metadata {
             put_string(&mut out, key);
             put_value(&mut out, value);
         }
         let mut offset = 0;
-        for tensor in &self.tensors {
+        for tensor in self.tensors {
             put_string(&mut out, &tensor.name);
             out.extend((tensor.shape.len() as u32).to_le_bytes());
             tensor.shape.iter().for_each(|n| out.extend(n.to_le_bytes()));
-            out.extend(tensor.ty.id().to_le_bytes());
+            let id = tensor.ty.id().unwrap_or_else(|| panic!("GGUF has no type {}", tensor.ty));
+            out.extend(id.to_le_bytes());
             out.extend(u64::to_le_bytes(offset));
             offset += tensor.n_bytes.next_multiple_of(ALIGNMENT);
         }
         out
     }
-}
-
-fn size_of(name: &str, shape: &[u64], ty: TensorType) -> u64 {
-    let row = shape.first().copied().unwrap_or(1);
-    let row_bytes = ty
-        .row_bytes(row)
-        .unwrap_or_else(|| panic!("`{name}`: rows of {row} cannot be stored as {ty}"));
-    shape.iter().skip(1).fold(row_bytes, |bytes, n| bytes * n)
 }
 
 /// Zeros from `written` bytes to the alignment.
@@ -321,27 +288,11 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
     }
 }
 
-/// Counts what passes through.
-struct Counted<'a> {
-    out: &'a mut dyn Write,
-    n: u64,
-}
-
-impl Write for Counted<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.out.write(bytes)?;
-        self.n += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tidekv_format::{GgufFile, parse_header};
+    use std::fs;
+
+    use tidekv_format::{GgufFile, GgufModel, parse_header};
 
     use super::*;
 
@@ -411,6 +362,30 @@ mod tests {
             assert_eq!(file.bytes(file.tensor("b").unwrap()), [7; 68]);
             assert_eq!(file.bytes(file.tensor("c").unwrap())[..10], [4; 10]);
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the partial file is gone");
+        }
+    }
+
+    #[test]
+    fn any_number_of_parts_is_the_same_model_through_any_of_them() {
+        let mut writer = GgufWriter::new();
+        writer.set("general.name", Value::String("in parts".into()));
+        for (name, n) in [("a", 3), ("b", 32), ("c", 5)] {
+            writer.tensor(name, &[n], TensorType::I8, vec![n as u8; n as usize]);
+        }
+        for count in [1, 2, 3, 5] {
+            let dir = tempfile::tempdir().unwrap();
+            let paths = writer.write_split(dir.path(), "model", count).unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), count);
+            for path in paths {
+                let model = GgufModel::open(&path).unwrap();
+                assert_eq!(model.metadata().str("general.name").unwrap(), Some("in parts"));
+                let store = model.store();
+                assert_eq!(store.files().len(), count);
+                for (name, n) in [("a", 3), ("b", 32), ("c", 5)] {
+                    let tensor = store.tensor(name).unwrap();
+                    assert_eq!(store.bytes(tensor), vec![n as u8; n]);
+                }
+            }
         }
     }
 

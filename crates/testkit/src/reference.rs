@@ -1,7 +1,7 @@
 //! A dense forward pass in f64, the whole sequence at once and under any mask: the oracle of tests
 //! that have no reference file.
 //!
-//! Written from the definition of the two architectures; it shares no code with the engine and keeps
+//! Written from the definition of the architectures; it shares no code with the engine and keeps
 //! the whole attention row of every query. Weight rows are decoded as they are used, so even a real
 //! model costs no memory beyond its file. Slow: for sequences of some hundred tokens.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use tidekv_format::{GgufFile, TensorType};
 
-use crate::tiny::Arch;
+use crate::family::{Arch, Norms};
 
 /// A query that may look at a key; both are absolute positions, `key <= query`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,39 +55,51 @@ pub struct Reference {
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
+    rope_dims: usize,
     norm_eps: f64,
     rope_base: f64,
+    window: Option<usize>,
+    embedding_scale: f64,
+    attention_scale: f64,
+    attention_cap: Option<f64>,
+    residual_scale: f64,
+    logit_divisor: f64,
+    logit_cap: Option<f64>,
 }
 
+/// RoPE base of Gemma 3's layers with a window.
+const GEMMA3_LOCAL_BASE: f64 = 10_000.0;
+
 impl Reference {
-    /// Opens a llama or qwen2 file without RoPE scaling, its matrices in F32, F16, BF16, Q8_0 or
-    /// Q4_1.
+    /// Opens a file of one of the families, without RoPE scaling other than LongRoPE's factors, its
+    /// matrices in F32, F16, BF16, Q8_0 or Q4_1.
     ///
     /// # Panics
     ///
     /// If the file is not such a model.
     pub fn open(path: &Path) -> Reference {
         let file = GgufFile::open(path).unwrap_or_else(|error| panic!("{error}"));
-        let arch = match file.metadata().str("general.architecture") {
-            Ok(Some("llama")) => Arch::Llama,
-            Ok(Some("qwen2")) => Arch::Qwen2,
-            other => panic!("no reference for the architecture {other:?}"),
+        let name = file.metadata().str("general.architecture");
+        let arch = match name {
+            Ok(Some(name)) => Arch::from_name(name),
+            _ => None,
         };
+        let arch = arch.unwrap_or_else(|| panic!("no reference for the architecture {name:?}"));
         let key = |suffix: &str| format!("{}.{suffix}", arch.name());
         let optional = |suffix: &str| match file.metadata().u64(&key(suffix)) {
             Ok(value) => value.map(|value| value as usize),
             Err(error) => panic!("{error}"),
         };
         let count = |suffix: &str| optional(suffix).unwrap_or_else(|| panic!("no {suffix}"));
-        let float = |suffix: &str| match file.metadata().f32(&key(suffix)) {
-            Ok(Some(value)) => f64::from(value),
-            other => panic!("{suffix}: {other:?}"),
+        let maybe = |suffix: &str| match file.metadata().f32(&key(suffix)) {
+            Ok(value) => value.map(f64::from),
+            Err(error) => panic!("{error}"),
         };
+        let float = |suffix: &str| maybe(suffix).unwrap_or_else(|| panic!("no {suffix}"));
         assert_eq!(file.metadata().get(&key("rope.scaling.type")), None, "no scaled positions");
         let (d_model, n_heads) = (count("embedding_length"), count("attention.head_count"));
         let head_dim = optional("attention.key_length").unwrap_or(d_model / n_heads);
-        let rope_dims = optional("rope.dimension_count").unwrap_or(head_dim);
-        assert_eq!(rope_dims, head_dim, "every dimension of a head rotates");
+        let gemma_scale = if arch.is_gemma() { (d_model as f64).sqrt() } else { 1.0 };
         Reference {
             arch,
             n_layers: count("block_count"),
@@ -95,9 +107,26 @@ impl Reference {
             n_heads,
             n_kv_heads: count("attention.head_count_kv"),
             head_dim,
+            rope_dims: optional("rope.dimension_count").unwrap_or(head_dim),
             norm_eps: float("attention.layer_norm_rms_epsilon"),
             rope_base: float("rope.freq_base"),
+            window: optional("attention.sliding_window"),
+            embedding_scale: maybe("embedding_scale").unwrap_or(gemma_scale),
+            attention_scale: maybe("attention.scale").unwrap_or(1.0 / (head_dim as f64).sqrt()),
+            attention_cap: maybe("attn_logit_softcapping"),
+            residual_scale: maybe("residual_scale").unwrap_or(1.0),
+            logit_divisor: maybe("logit_scale").unwrap_or(1.0),
+            logit_cap: maybe("final_logit_softcapping"),
             file,
+        }
+    }
+
+    /// Largest prompt that LongRoPE's short factors are for, where the file has such factors.
+    fn long_rope_from(&self) -> Option<u64> {
+        let key = format!("{}.rope.scaling.original_context_length", self.arch.name());
+        match self.file.metadata().u64(&key) {
+            Ok(value) => value,
+            Err(error) => panic!("{error}"),
         }
     }
 
@@ -118,8 +147,9 @@ impl Reference {
     ) -> Dense {
         assert_eq!(tokens.len(), positions.len(), "a position for every token");
         let table = self.matrix("token_embd.weight");
-        let embeddings: Vec<f64> =
+        let mut embeddings: Vec<f64> =
             tokens.iter().flat_map(|&token| table.row(token as usize)).collect();
+        embeddings.iter_mut().for_each(|x| *x *= self.embedding_scale);
         let mut dense = Dense {
             hidden: vec![embeddings],
             queries: Vec::new(),
@@ -136,7 +166,9 @@ impl Reference {
     pub fn logits(&self, dense: &Dense, position: usize) -> Vec<f64> {
         let normed = self.norm(dense.row(self.n_layers, position), "output_norm.weight");
         let own = self.file.tensor("output.weight").is_some();
-        self.matrix(if own { "output.weight" } else { "token_embd.weight" }).product(&normed)
+        let head = self.matrix(if own { "output.weight" } else { "token_embd.weight" });
+        let logits = head.product(&normed).into_iter().map(|logit| logit / self.logit_divisor);
+        logits.map(|logit| capped(logit, self.logit_cap)).collect()
     }
 
     fn layer(
@@ -146,28 +178,78 @@ impl Reference {
         positions: &[usize],
         visible: &impl Fn(Edge) -> bool,
     ) {
-        let x = &dense.hidden[layer];
-        let name = |part: &str| format!("blk.{layer}.{part}");
-        let normed = self.norm(x, &name("attn_norm.weight"));
-        let project = |part: &str| {
-            let out = self.matrix(&name(&format!("{part}.weight"))).product(&normed);
-            let bias = name(&format!("{part}.bias"));
-            if self.file.tensor(&bias).is_some() { add_rows(out, &self.vector(&bias)) } else { out }
+        let norms = self.arch.norms();
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let before = |x: &[f64], part: &str| match norms {
+            Norms::After => x.to_vec(),
+            _ => self.norm(x, &name(part)),
         };
-        let (mut q, mut k, v) = (project("attn_q"), project("attn_k"), project("attn_v"));
-        self.rotate(&mut q, self.n_heads, positions);
-        self.rotate(&mut k, self.n_kv_heads, positions);
+        let after = |x: Vec<f64>, part: &str| match norms {
+            Norms::Before => x,
+            _ => self.norm(&x, &name(part)),
+        };
+        let x = &dense.hidden[layer];
+        let [mut q, mut k, v] = self.project(layer, &before(x, "attn_norm"));
+        self.norm_heads(&mut q, &name("attn_q_norm"));
+        self.norm_heads(&mut k, &name("attn_k_norm"));
+        if self.arch.rotates(layer) {
+            let frequencies = self.frequencies(layer, positions.len());
+            self.rotate(&mut q, self.n_heads, positions, &frequencies);
+            self.rotate(&mut k, self.n_kv_heads, positions, &frequencies);
+        }
         let attended = self.attention(layer, [&q, &k, &v], visible);
-        let x = add(x, &self.matrix(&name("attn_output.weight")).product(&attended));
+        let output = self.matrix(&name("attn_output")).product(&attended);
+        let x = self.add(x, &after(output, "post_attention_norm"));
 
-        let normed = self.norm(&x, &name("ffn_norm.weight"));
-        let gate = self.matrix(&name("ffn_gate.weight")).product(&normed);
-        let up = self.matrix(&name("ffn_up.weight")).product(&normed);
-        let gated: Vec<f64> =
-            gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        dense.hidden.push(add(&x, &self.matrix(&name("ffn_down.weight")).product(&gated)));
+        let [gate, up] = self.gate_and_up(layer, &before(&x, "ffn_norm"));
+        let gated: Vec<f64> = gate.iter().zip(&up).map(|(&g, u)| self.activate(g) * u).collect();
+        let down = self.matrix(&name("ffn_down")).product(&gated);
+        dense.hidden.push(self.add(&x, &after(down, "post_ffw_norm")));
         dense.queries.push(q);
         dense.keys.push(k);
+    }
+
+    /// Queries, keys and values of normed rows, with their biases.
+    fn project(&self, layer: usize, x: &[f64]) -> [Vec<f64>; 3] {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let cols = [self.n_heads, self.n_kv_heads, self.n_kv_heads].map(|n| n * self.head_dim);
+        if self.arch.is_fused() {
+            return split_columns(&self.matrix(&name("attn_qkv.weight")).product(x), cols);
+        }
+        ["attn_q", "attn_k", "attn_v"].map(|part| {
+            let out = self.matrix(&name(&format!("{part}.weight"))).product(x);
+            let bias = name(&format!("{part}.bias"));
+            if self.file.tensor(&bias).is_some() { add_rows(out, &self.vector(&bias)) } else { out }
+        })
+    }
+
+    fn gate_and_up(&self, layer: usize, x: &[f64]) -> [Vec<f64>; 2] {
+        let product = |part: &str| self.matrix(&format!("blk.{layer}.{part}.weight")).product(x);
+        if self.arch.is_fused() {
+            let both = product("ffn_up");
+            let d_ff = both.len() / (x.len() / self.d_model) / 2;
+            return split_columns(&both, [d_ff; 2]);
+        }
+        [product("ffn_gate"), product("ffn_up")]
+    }
+
+    fn activate(&self, x: f64) -> f64 {
+        if self.arch.is_gemma() {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            return 0.5 * x * (1.0 + inner.tanh());
+        }
+        x / (1.0 + (-x).exp())
+    }
+
+    /// Norms heads or whole rows, as long as the file's weights; nothing if it has none.
+    fn norm_heads(&self, rows: &mut Vec<f64>, name: &str) {
+        if self.file.tensor(name).is_some() {
+            *rows = self.norm(rows, name);
+        }
+    }
+
+    fn add(&self, x: &[f64], y: &[f64]) -> Vec<f64> {
+        x.iter().zip(y).map(|(x, y)| x + self.residual_scale * y).collect()
     }
 
     /// Softmax attention, q `[S, Hq * D]`, k and v `[S, Hkv * D]`; query head h reads KV head
@@ -185,11 +267,15 @@ impl Reference {
                 let kv_head = head / (self.n_heads / self.n_kv_heads);
                 let q = &q[query * q_cols + head * d..][..d];
                 let row = |of, key| row_of(of, (key * self.n_kv_heads + kv_head) * d, d);
-                let keys: Vec<usize> = (0..=query)
+                let window = self.window.filter(|_| self.arch.has_window(layer));
+                let first = window.map_or(0, |window| (query + 1).saturating_sub(window));
+                let keys: Vec<usize> = (first..=query)
                     .filter(|&key| visible(Edge { layer, kv_head, query, key }))
                     .collect();
-                let logits: Vec<f64> =
-                    keys.iter().map(|&key| dot(q, row(k, key)) / (d as f64).sqrt()).collect();
+                let logit = |&key: &usize| {
+                    capped(dot(q, row(k, key)) * self.attention_scale, self.attention_cap)
+                };
+                let logits: Vec<f64> = keys.iter().map(logit).collect();
                 let max = logits.iter().fold(f64::NEG_INFINITY, |max, &x| max.max(x));
                 assert!(max > f64::NEG_INFINITY, "query {query} of layer {layer} sees no key");
                 let weights: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
@@ -204,19 +290,42 @@ impl Reference {
         out
     }
 
-    /// Rotates rows of `heads` heads by their positions; llama files pair neighbours, qwen2 files
-    /// the halves of a head.
-    fn rotate(&self, rows: &mut [f64], heads: usize, positions: &[usize]) {
-        let d = self.head_dim;
+    /// Radians per position of each pair in `layer`, for a prompt of `n_tokens`, and the factor of
+    /// cosine and sine.
+    fn frequencies(&self, layer: usize, n_tokens: usize) -> (Vec<f64>, f64) {
+        let local = self.arch == Arch::Gemma3 && self.arch.has_window(layer);
+        let base = if local { GEMMA3_LOCAL_BASE } else { self.rope_base };
+        let dims = self.rope_dims;
+        let plain = (0..dims / 2).map(|pair| base.powf(-2.0 * pair as f64 / dims as f64));
+        let Some(trained) = self.long_rope_from() else { return (plain.collect(), 1.0) };
+        let long = n_tokens as u64 > trained;
+        let factors =
+            self.vector(&format!("rope_factors_{}.weight", if long { "long" } else { "short" }));
+        let key = format!("{}.context_length", self.arch.name());
+        let context = self.file.metadata().u64(&key).ok().flatten().expect("a context length");
+        let (stretch, trained) = (context as f64 / trained as f64, trained as f64);
+        let magnitude = (1.0 + stretch.ln() / trained.ln()).sqrt();
+        (plain.zip(factors).map(|(frequency, factor)| frequency / factor).collect(), magnitude)
+    }
+
+    /// Rotates rows of `heads` heads by their positions.
+    fn rotate(
+        &self,
+        rows: &mut [f64],
+        heads: usize,
+        positions: &[usize],
+        (frequencies, magnitude): &(Vec<f64>, f64),
+    ) {
+        let (d, half) = (self.head_dim, self.rope_dims / 2);
         for (&position, row) in positions.iter().zip(rows.chunks_exact_mut(heads * d)) {
             for head in row.chunks_exact_mut(d) {
-                for pair in 0..d / 2 {
-                    let (a, b) = match self.arch {
-                        Arch::Llama => (2 * pair, 2 * pair + 1),
-                        Arch::Qwen2 => (pair, pair + d / 2),
+                for (pair, frequency) in frequencies.iter().enumerate() {
+                    let (a, b) = match self.arch.pairs_neighbours() {
+                        true => (2 * pair, 2 * pair + 1),
+                        false => (pair, pair + half),
                     };
-                    let frequency = self.rope_base.powf(-2.0 * pair as f64 / d as f64);
                     let (sin, cos) = (position as f64 * frequency).sin_cos();
+                    let (sin, cos) = (sin * magnitude, cos * magnitude);
                     (head[a], head[b]) =
                         (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
                 }
@@ -224,11 +333,11 @@ impl Reference {
         }
     }
 
-    /// RMS norm of every row, times the weights.
+    /// RMS norm of every stretch as long as the weights, times the weights.
     fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
         let weights = self.vector(name);
-        let normed = x.chunks_exact(self.d_model).flat_map(|row| {
-            let mean = row.iter().map(|x| x * x).sum::<f64>() / self.d_model as f64;
+        let normed = x.chunks_exact(weights.len()).flat_map(|row| {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
             let scale = 1.0 / (mean + self.norm_eps).sqrt();
             row.iter().zip(&weights).map(move |(x, weight)| x * scale * weight)
         });
@@ -317,8 +426,20 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
+fn capped(logit: f64, cap: Option<f64>) -> f64 {
+    cap.map_or(logit, |cap| cap * (logit / cap).tanh())
+}
+
+/// Rows of several matrices side by side, `cols` columns each, as a matrix each.
+fn split_columns<const P: usize>(rows: &[f64], cols: [usize; P]) -> [Vec<f64>; P] {
+    let width = cols.iter().sum();
+    let mut start = 0;
+    cols.map(|n| {
+        let part = rows.chunks_exact(width).flat_map(|row| &row[start..start + n]).copied();
+        let part = part.collect();
+        start += n;
+        part
+    })
 }
 
 fn add_rows(mut rows: Vec<f64>, bias: &[f64]) -> Vec<f64> {

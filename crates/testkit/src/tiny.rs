@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tidekv_format::{TensorType, Value};
 
+use crate::family::{Arch, Norms};
 use crate::gguf_writer::GgufWriter;
 use crate::tiny_tokenizer::{self, MIN_VOCAB, PreTokenizer};
 use crate::weights::{SeededRows, Spread};
@@ -13,25 +14,6 @@ use crate::weights::{SeededRows, Spread};
 const BIAS_STD: f32 = 0.5;
 /// Norm weights are 1 with this spread: one that is skipped or taken from another layer shows.
 const NORM_STD: f32 = 0.1;
-
-/// The architecture, as `general.architecture` names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arch {
-    /// No biases, adjacent-pair RoPE (llama files store Q and K rows permuted for it).
-    Llama,
-    /// Biases on Q, K and V, half-split RoPE.
-    Qwen2,
-}
-
-impl Arch {
-    /// The name in files and the prefix of its keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-        }
-    }
-}
 
 /// Where the logits come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +85,8 @@ pub struct TinySpec {
     pub rope_base: f32,
     /// Epsilon of the RMS norms.
     pub rms_epsilon: f32,
+    /// Sliding window, tokens: of the layers that [`Arch::has_window`] says.
+    pub window: Option<usize>,
     /// Where the logits come from.
     pub head: Head,
     /// How matrices are stored.
@@ -125,6 +109,7 @@ pub fn tiny_llama(seed: u64) -> TinySpec {
         context: 8192,
         rope_base: 1e5,
         rms_epsilon: 1e-5,
+        window: None,
         head: Head::Tied,
         types: MatrixTypes::all(TensorType::F32),
         seed,
@@ -145,10 +130,29 @@ pub fn tiny_qwen2(seed: u64) -> TinySpec {
         context: 8192,
         rope_base: 1e6,
         rms_epsilon: 1e-6,
+        window: None,
         head: Head::Untied,
         types: MatrixTypes::all(TensorType::F32),
         seed,
     }
+}
+
+/// Every family with layers enough for its pattern, G = 2, D other than `d_model / Hq`, F32, and
+/// where it has windows one of 16 tokens.
+pub fn tiny_families(seed: u64) -> Vec<TinySpec> {
+    let of = |arch: Arch| TinySpec {
+        arch,
+        n_layers: arch.pattern_layers(),
+        d_model: 64,
+        d_ff: 112,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 32,
+        window: arch.windowed().then_some(16),
+        head: if arch.is_gemma() { Head::Tied } else { Head::Untied },
+        ..tiny_llama(seed)
+    };
+    Arch::ALL.into_iter().map(of).collect()
 }
 
 /// Two layers of the shape of Llama-3.1-8B in BF16: a file of 2.98 GB, about 15 s to write. It has
@@ -166,6 +170,7 @@ pub fn llama_8b_two_layers() -> TinySpec {
         context: 131_072,
         rope_base: 5e5,
         rms_epsilon: 1e-5,
+        window: None,
         head: Head::Untied,
         types: MatrixTypes::all(TensorType::BF16),
         seed: 8,
@@ -194,6 +199,7 @@ impl TinySpec {
             self.add_layer(&mut writer, layer);
         }
         self.add_norm(&mut writer, "output_norm.weight");
+        self.add_rope_factors(&mut writer);
         writer
     }
 
@@ -223,9 +229,13 @@ impl TinySpec {
             set("vocab_size", count(self.vocab));
             set("rope.dimension_count", count(self.head_dim));
         }
+        if let Some(window) = self.window {
+            set("attention.sliding_window", count(window));
+        }
+        self.arch.set_numbers(self.head_dim, &mut set);
         let pre = match self.arch {
-            Arch::Llama => PreTokenizer::Smollm,
             Arch::Qwen2 => PreTokenizer::Qwen2,
+            _ => PreTokenizer::Smollm,
         };
         for (key, value) in tiny_tokenizer::entries(pre, self.vocab) {
             writer.set(key, value);
@@ -250,20 +260,54 @@ impl TinySpec {
         let (d_model, d_ff) = (self.d_model, self.d_ff);
         let (d_q, d_kv) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let types = &self.types;
-        self.add_norm(writer, &name("attn_norm.weight"));
-        self.add_matrix(writer, &name("attn_q.weight"), types.attn_q, [d_model, d_q]);
-        self.add_matrix(writer, &name("attn_k.weight"), types.attn_k, [d_model, d_kv]);
-        self.add_matrix(writer, &name("attn_v.weight"), types.attn_v, [d_model, d_kv]);
+        let norms = self.arch.norms();
+        if norms != Norms::After {
+            self.add_norm(writer, &name("attn_norm.weight"));
+        }
+        if self.arch.is_fused() {
+            let rows = d_q + 2 * d_kv;
+            self.add_matrix(writer, &name("attn_qkv.weight"), types.attn_q, [d_model, rows]);
+        } else {
+            self.add_matrix(writer, &name("attn_q.weight"), types.attn_q, [d_model, d_q]);
+            self.add_matrix(writer, &name("attn_k.weight"), types.attn_k, [d_model, d_kv]);
+            self.add_matrix(writer, &name("attn_v.weight"), types.attn_v, [d_model, d_kv]);
+        }
         if self.arch == Arch::Qwen2 {
             self.add_bias(writer, &name("attn_q.bias"), d_q);
             self.add_bias(writer, &name("attn_k.bias"), d_kv);
             self.add_bias(writer, &name("attn_v.bias"), d_kv);
         }
+        if let Some([q, k]) = self.arch.qk_norm([d_q, d_kv], self.head_dim) {
+            let spread = Spread { mean: 1.0, std: NORM_STD };
+            self.add_vector(writer, &name("attn_q_norm.weight"), q, spread);
+            self.add_vector(writer, &name("attn_k_norm.weight"), k, spread);
+        }
         self.add_matrix(writer, &name("attn_output.weight"), types.attn_output, [d_q, d_model]);
-        self.add_norm(writer, &name("ffn_norm.weight"));
-        self.add_matrix(writer, &name("ffn_gate.weight"), types.ffn_gate, [d_model, d_ff]);
-        self.add_matrix(writer, &name("ffn_up.weight"), types.ffn_up, [d_model, d_ff]);
+        if norms != Norms::Before {
+            self.add_norm(writer, &name("post_attention_norm.weight"));
+        }
+        if norms != Norms::After {
+            self.add_norm(writer, &name("ffn_norm.weight"));
+        }
+        if self.arch.is_fused() {
+            self.add_matrix(writer, &name("ffn_up.weight"), types.ffn_up, [d_model, 2 * d_ff]);
+        } else {
+            self.add_matrix(writer, &name("ffn_gate.weight"), types.ffn_gate, [d_model, d_ff]);
+            self.add_matrix(writer, &name("ffn_up.weight"), types.ffn_up, [d_model, d_ff]);
+        }
         self.add_matrix(writer, &name("ffn_down.weight"), types.ffn_down, [d_ff, d_model]);
+        if norms != Norms::Before {
+            self.add_norm(writer, &name("post_ffw_norm.weight"));
+        }
+    }
+
+    /// LongRoPE's divisors within and beyond the trained context.
+    fn add_rope_factors(&self, writer: &mut GgufWriter) {
+        let Some(dims) = self.arch.long_rope_dims(self.head_dim) else { return };
+        for (name, mean) in [("rope_factors_short.weight", 1.5), ("rope_factors_long.weight", 4.0)]
+        {
+            self.add_vector(writer, name, dims / 2, Spread { mean, std: NORM_STD });
+        }
     }
 
     /// A matrix that maps K inputs to M outputs, ggml shape `[K, M]`.

@@ -1,5 +1,7 @@
-//! GGUF bytes with every field open to be wrong. Shared by the test files of this crate.
+//! Bytes of both formats with every field open to be wrong. Shared by the test files of this crate.
 #![allow(dead_code, reason = "each test file uses its own part")]
+
+pub mod safetensors;
 
 /// A tensor table row.
 #[derive(Clone)]
@@ -80,6 +82,11 @@ impl Raw {
 
     pub fn push_entry(&mut self, key: &str, typed_value: Vec<u8>) {
         self.entries.push([string(key.as_bytes()), typed_value].concat());
+    }
+
+    /// An entry of the type that writers use for the keys of split models.
+    pub fn push_u16(&mut self, key: &str, value: u16) {
+        self.push_entry(key, [2u32.to_le_bytes().as_slice(), &value.to_le_bytes()].concat());
     }
 
     pub fn with_value(key: &str, typed_value: Vec<u8>) -> Raw {

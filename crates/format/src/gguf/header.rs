@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 
-use crate::cursor::Cursor;
 use crate::error::{FormatError, Limit, Table};
 use crate::layout::{DataSection, RawTensor, TensorInfo, place};
 use crate::looks_like::LooksLike;
-use crate::metadata::{Array, Metadata, Value};
 use crate::tensor_type::TensorType;
 
-const MAGIC: &[u8; 4] = b"GGUF";
+use super::cursor::Cursor;
+use super::metadata::{Array, Metadata, Value};
+
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// Magic, version, tensor count, metadata count.
 const FIXED_BYTES: u64 = 4 + 4 + 8 + 8;
 /// Offsets are multiples of this unless `general.alignment` says otherwise.
@@ -30,6 +31,9 @@ pub struct GgufHeader {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
+    /// End of the last tensor, or of the header where there is none, before padding.
+    end: u64,
+    alignment: u64,
 }
 
 impl GgufHeader {
@@ -52,11 +56,23 @@ impl GgufHeader {
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).map(|&i| &self.tensors[i])
     }
+
+    /// Where a second file would begin if one were appended: with and without padding, bytes. A file
+    /// whose last tensor has a type of unknown size has no such place inside.
+    pub(super) fn ends(&self) -> [u64; 2] {
+        [self.end, self.end.checked_next_multiple_of(self.alignment).unwrap_or(self.end)]
+    }
+
+    /// The two parts of a header that outlive its checks.
+    pub(super) fn into_parts(self) -> (Metadata, Vec<TensorInfo>) {
+        (self.metadata, self.tensors)
+    }
 }
 
 /// Reads and checks a header. `bytes` are the first bytes of a file of `file_len` bytes, at least up
 /// to the end of its tensor table; tensor data is not looked at, its place is checked against
-/// `file_len`. Never panics, and allocates at most a small multiple of `bytes.len()`.
+/// `file_len`. A part of a split model is accepted: by itself it is a whole file. Never panics, and
+/// allocates at most a small multiple of `bytes.len()`.
 pub fn parse_header(bytes: &[u8], file_len: u64) -> Result<GgufHeader, FormatError> {
     refuse_foreign(bytes, file_len)?;
     let mut cursor = Cursor::new(bytes, file_len);
@@ -69,7 +85,6 @@ pub fn parse_header(bytes: &[u8], file_len: u64) -> Result<GgufHeader, FormatErr
     Limit::MetadataEntries.check(n_entries, fixed)?;
 
     let metadata = read_metadata(&mut cursor, n_entries)?;
-    refuse_split(&metadata)?;
     let alignment = read_alignment(&metadata)?;
     let raw = read_tensor_table(&mut cursor, n_tensors)?;
     let mut by_name = HashMap::with_capacity(raw.len());
@@ -84,7 +99,8 @@ pub fn parse_header(bytes: &[u8], file_len: u64) -> Result<GgufHeader, FormatErr
     // The header is at most MAX_HEADER_BYTES long and the alignment a u32: no overflow.
     let start = cursor.position().next_multiple_of(alignment);
     let tensors = place(raw, DataSection { start, alignment, file_len })?;
-    Ok(GgufHeader { version, metadata, tensors, by_name })
+    let end = tensors.iter().map(|tensor| tensor.end).max().unwrap_or(cursor.position());
+    Ok(GgufHeader { version, metadata, tensors, by_name, end, alignment })
 }
 
 /// Names what is not a GGUF file of a version we read, before anything else is believed.
@@ -104,17 +120,6 @@ fn refuse_foreign(bytes: &[u8], file_len: u64) -> Result<(), FormatError> {
         // 2 and 3 with their bytes the other way round.
         0x0200_0000 | 0x0300_0000 => Err(FormatError::NotGguf(LooksLike::BigEndianGguf)),
         _ => Err(FormatError::UnsupportedVersion { version }),
-    }
-}
-
-/// A shard is a whole file of its own kind, not a damaged one.
-fn refuse_split(metadata: &Metadata) -> Result<(), FormatError> {
-    match metadata.u64("split.count")? {
-        Some(count) if count > 1 => {
-            let shard = metadata.u64("split.no")?.unwrap_or(0).saturating_add(1);
-            Err(FormatError::Split { shard, count })
-        }
-        _ => Ok(()),
     }
 }
 

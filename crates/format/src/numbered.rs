@@ -1,0 +1,84 @@
+//! File names that count the files of a model: `name-00002-of-00003.gguf`.
+
+use std::path::{Path, PathBuf};
+
+/// A path whose file name ends in `-NUMBER-of-COUNT` and an ending. Writers agree on five digits, with
+/// exceptions (`model-00001-of-000163.safetensors`), so the digits are kept as they were found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NumberedName<'a> {
+    dir: &'a Path,
+    prefix: &'a str,
+    ending: &'a str,
+    digits: usize,
+    count_text: &'a str,
+    /// Number of the file, from 1.
+    pub(crate) number: u64,
+    /// Number of files.
+    pub(crate) count: u64,
+}
+
+impl<'a> NumberedName<'a> {
+    /// `None` for a name of another form. `ending` begins with its dot.
+    pub(crate) fn of(path: &'a Path, ending: &'a str) -> Option<NumberedName<'a>> {
+        let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
+        let (rest, count_text) = stem.rsplit_once("-of-")?;
+        let (prefix, number_text) = rest.rsplit_once('-')?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let (number, count) = (digits(number_text)?, digits(count_text)?);
+        let digits = number_text.len();
+        Some(NumberedName { dir, prefix, ending, digits, count_text, number, count })
+    }
+
+    /// Path of the file with this number.
+    pub(crate) fn sibling(&self, number: u64) -> PathBuf {
+        let NumberedName { prefix, ending, digits, count_text, .. } = self;
+        self.dir.join(format!("{prefix}-{number:0digits$}-of-{count_text}{ending}"))
+    }
+
+    /// Path of the file with the prefix alone and another ending.
+    pub(crate) fn of_all(&self, ending: &str) -> PathBuf {
+        self.dir.join(format!("{}{ending}", self.prefix))
+    }
+}
+
+/// A number written in digits alone, at most nine of them.
+fn digits(text: &str) -> Option<u64> {
+    let plain = (1..=9).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+    plain.then(|| text.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_parts_are_read_and_made() {
+        let path = Path::new("dir/a-b-00002-of-00003.gguf");
+        let name = NumberedName::of(path, ".gguf").unwrap();
+        assert_eq!((name.number, name.count), (2, 3));
+        assert_eq!(name.sibling(2), path);
+        assert_eq!(name.sibling(3), Path::new("dir/a-b-00003-of-00003.gguf"));
+        assert_eq!(name.of_all(".json"), Path::new("dir/a-b.json"));
+        let path = Path::new("model-00001-of-000163.safetensors");
+        let name = NumberedName::of(path, ".safetensors").unwrap();
+        assert_eq!((name.number, name.count), (1, 163));
+        assert_eq!(name.sibling(17), Path::new("model-00017-of-000163.safetensors"));
+    }
+
+    #[test]
+    fn other_names_are_not_numbered() {
+        for name in [
+            "",
+            "model.gguf",
+            "00001-of-00002.gguf",
+            "m-00001-of-.gguf",
+            "m-+1-of-2.gguf",
+            "m-1-of-2.safetensors",
+            "m-1-of-2.gguf.part",
+            "m-1234567890-of-2.gguf",
+            "m-١-of-٢.gguf",
+        ] {
+            assert_eq!(NumberedName::of(Path::new(name), ".gguf"), None, "{name}");
+        }
+    }
+}
