@@ -1,4 +1,4 @@
-//! The tokenizers of two real models against reference ids, and against the
+//! The tokenizers of three real models against reference ids, and against the
 //! `tokenizers` crate's own pipeline on text the references do not have.
 //!
 //! Needs the model files; a missing one is a failure, not a skip.
@@ -40,8 +40,18 @@ fn qwen() -> &'static Model {
     MODEL.get_or_init(|| load("qwen2.5-coder-0.5b"))
 }
 
-fn models() -> [&'static Model; 2] {
+fn gemma() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| load("gemma-3-270m"))
+}
+
+/// Those with byte-level BPE and a chat template.
+fn byte_level() -> [&'static Model; 2] {
     [smollm2(), qwen()]
+}
+
+fn models() -> [&'static Model; 3] {
+    [smollm2(), qwen(), gemma()]
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -108,7 +118,7 @@ fn greedy_ids_have_the_reference_text() {
 
 #[test]
 fn chats_are_rendered_and_encoded_as_the_reference() {
-    for model in models() {
+    for model in byte_level() {
         let chat = &model.reference["chat"];
         let message =
             |m: &Value| Message::new(m["role"].as_str().unwrap(), m["content"].as_str().unwrap());
@@ -129,7 +139,7 @@ fn chats_are_rendered_and_encoded_as_the_reference() {
 fn end_tokens_are_known_and_never_text() {
     assert_eq!(smollm2().tokenizer.eos(), [0, 2]);
     assert_eq!(qwen().tokenizer.eos(), [151_643, 151_645]);
-    for model in models() {
+    for model in byte_level() {
         let t = &model.tokenizer;
         let hello = t.encode("Hello", Specials::AsText).unwrap();
         for &eos in t.eos() {
@@ -146,8 +156,42 @@ fn end_tokens_are_known_and_never_text() {
 }
 
 #[test]
+fn gemma_has_one_bos_and_two_ends() {
+    let t = &gemma().tokenizer;
+    assert_eq!(t.prompt_bos(), Some(2));
+    assert_eq!(t.eos(), [1, 106]);
+    for text in ["Hello", "<bos>Hello", "", "<bos>"] {
+        let ids = t.encode(text, Specials::Recognize).unwrap();
+        assert_eq!(ids.iter().filter(|&&id| id == 2).count(), 1, "{text}");
+        assert_eq!(ids[0], 2);
+    }
+    assert_eq!(t.encode_continuation("Hello", Specials::AsText).unwrap(), [9259]);
+    let turn = "<start_of_turn>user<end_of_turn>";
+    assert_eq!(t.encode_continuation(turn, Specials::Recognize).unwrap(), [105, 2364, 106]);
+    let ids = t.encode(turn, Specials::AsText).unwrap();
+    let controls = ids.iter().filter(|&&id| t.kind(id).unwrap() == TokenKind::Control);
+    assert_eq!(controls.count(), 1);
+    assert_eq!(t.decode(&ids).unwrap(), turn);
+    assert!(matches!(t.chat_template(), Err(TextError::NoChatTemplate)));
+}
+
+#[test]
+fn gemma_knows_every_byte_and_runs_of_newlines_and_blanks() {
+    let t = &gemma().tokenizer;
+    let tokens = |text: &str| t.encode_continuation(text, Specials::AsText).unwrap();
+    assert_eq!(tokens("\n\n\n"), [109]);
+    assert_eq!(tokens(&"\n".repeat(40)), [137, 115]);
+    assert_eq!(tokens("a   b"), [236746, 139, 236763]);
+    // In no piece: four bytes, `<0x00>` being token 238.
+    assert_eq!(tokens("\u{10FFFD}"), [238 + 0xF4, 238 + 0x8F, 238 + 0xBF, 238 + 0xBD]);
+    for text in ["\u{0}\u{1}\u{7f}\u{10FFFD}", "a  b   c\t\n \n", "日本語🚀é"] {
+        assert_eq!(t.decode(&tokens(text)).unwrap(), text);
+    }
+}
+
+#[test]
 fn user_text_never_becomes_control_in_real_templates() {
-    for model in models() {
+    for model in byte_level() {
         let t = &model.tokenizer;
         let controls = |content: &str| {
             let ids =
@@ -265,6 +309,21 @@ fn a_long_document_can_be_cancelled() {
     };
     let error = smollm2().tokenizer.encode_polled(&text, Specials::AsText, &mut poll).unwrap_err();
     assert!(matches!(error, TextError::Cancelled { bytes } if bytes < text.len() / 10), "{error}");
+    // SentencePiece's text may be one run from end to end.
+    for text in ["a".repeat(1 << 20), text] {
+        let mut polls = 0;
+        let mut poll = || {
+            polls += 1;
+            if polls < 5 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        let error =
+            gemma().tokenizer.encode_polled(&text, Specials::AsText, &mut poll).unwrap_err();
+        assert!(
+            matches!(error, TextError::Cancelled { bytes } if bytes < text.len() / 10),
+            "{error}"
+        );
+        assert_eq!(polls, 5);
+    }
 }
 
 /// The same vocabulary in the crate's pipeline: normaliser, pre-tokenizers, BPE with its cache.
@@ -301,7 +360,7 @@ fn crate_pipeline(model: &Model) -> &'static tokenizers::Tokenizer {
 }
 
 fn assert_same_as_crate(text: &str) {
-    for model in models() {
+    for model in byte_level() {
         let ours = model.tokenizer.encode_continuation(text, Specials::AsText).unwrap();
         let theirs = crate_pipeline(model).encode(text, false).unwrap();
         assert_eq!(ours, theirs.get_ids(), "{text:?}");
@@ -344,7 +403,7 @@ proptest! {
     fn benign_chats_are_encoded_as_their_text(contents in prop::collection::vec(r"[a-z <>|\n'0-9é-]{0,30}", 1..4)) {
         let roles = ["system", "user", "assistant"];
         let messages: Vec<Message> = contents.iter().zip(roles).map(|(c, role)| Message::new(role, c.as_str())).collect();
-        for model in models() {
+        for model in byte_level() {
             let chat = model.tokenizer.chat_template().unwrap().render(&messages, &options()).unwrap();
             let ids = model.tokenizer.encode_chat(&chat).unwrap();
             prop_assert_eq!(ids, model.tokenizer.encode(&chat.text(), Specials::Recognize).unwrap());

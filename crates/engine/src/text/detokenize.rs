@@ -56,25 +56,53 @@ impl Utf8Decoder {
 pub struct DetokenizeStream<'t> {
     tokenizer: &'t Tokenizer,
     decoder: Utf8Decoder,
+    /// Whether nothing was pushed yet.
+    first: bool,
+    /// Whether a blank at the beginning of the next token was put there by encoding.
+    drop_blank: bool,
 }
 
 impl<'t> DetokenizeStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer) -> DetokenizeStream<'t> {
-        DetokenizeStream { tokenizer, decoder: Utf8Decoder::default() }
+        DetokenizeStream {
+            tokenizer,
+            decoder: Utf8Decoder::default(),
+            first: true,
+            drop_blank: false,
+        }
     }
 
     /// Takes the next token. `None`: it completed no character.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         let mut text = String::new();
-        self.decoder.push(self.tokenizer.token_bytes(id)?, &mut text);
+        self.push_to(id, &mut text)?;
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 
     /// Ends the stream: U+FFFD if it ended inside a character.
     pub fn finish(mut self) -> Option<String> {
         let mut text = String::new();
-        self.decoder.finish(&mut text);
+        self.finish_to(&mut text);
         Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// Takes the next token and appends the characters it completed.
+    pub(super) fn push_to(&mut self, id: u32, text: &mut String) -> Result<(), TextError> {
+        let bytes = self.tokenizer.token_bytes(id)?;
+        let fixed = self.tokenizer.blank_follows(id, self.first);
+        // What is fixed is written as it is; of text the blank goes that is not the writer's.
+        let bytes = match bytes.split_first() {
+            Some((b' ', rest)) if self.drop_blank && !fixed => rest,
+            _ => bytes,
+        };
+        self.decoder.push(bytes, text);
+        self.first = false;
+        self.drop_blank = fixed;
+        Ok(())
+    }
+
+    pub(super) fn finish_to(&mut self, text: &mut String) {
+        self.decoder.finish(text);
     }
 }
 

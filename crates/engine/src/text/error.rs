@@ -18,10 +18,10 @@ pub enum TextError {
     },
     /// A tokenizer family the engine does not have.
     #[error(
-        "tokenizer model `{model}` is not supported (supported: gpt2, the byte-level BPE); convert the model again or pass token ids"
+        "tokenizer model `{model}` is not supported (supported: byte-level BPE, called gpt2 in GGUF files, and SentencePiece's BPE, called llama or gemma4); pass token ids instead of text"
     )]
     UnsupportedModel {
-        /// `tokenizer.ggml.model`.
+        /// `tokenizer.ggml.model`, or `model.type` of `tokenizer.json`.
         model: String,
     },
     /// A pre-tokenizer the engine does not have. Guessing one would give other ids than the model was trained on.
@@ -34,8 +34,27 @@ pub enum TextError {
         /// The supported ones.
         known: String,
     },
+    /// A part of `tokenizer.json` the engine does not have. Leaving it out would give other ids than the model
+    /// was trained on.
+    #[error(
+        "the `{part}` of tokenizer.json has {what}, which is not supported; pass token ids instead of text"
+    )]
+    UnsupportedPart {
+        /// `normalizer`, `pre_tokenizer` or `model`.
+        part: &'static str,
+        /// What it has.
+        what: String,
+    },
+    /// A file of a model directory that cannot be what it should be.
+    #[error("{file} of the model directory is damaged: {problem}; fetch it again")]
+    File {
+        /// Its name.
+        file: &'static str,
+        /// What is wrong, with the numbers.
+        problem: String,
+    },
     /// A vocabulary that contradicts itself.
-    #[error("the model file's vocabulary is damaged: {reason}; fetch the file again")]
+    #[error("the model's vocabulary is damaged: {reason}; fetch the model again")]
     Vocabulary {
         /// What contradicts what, with the numbers.
         reason: String,
@@ -73,9 +92,7 @@ pub enum TextError {
         len: usize,
     },
     /// A model without a chat template.
-    #[error(
-        "the model file has no chat template (`tokenizer.chat_template`); use it without chat mode"
-    )]
+    #[error("the model has no chat template; use it without chat mode")]
     NoChatTemplate,
     /// A template that does not compile or fails.
     #[error("the model's chat template fails{}: {problem}; use the model without chat mode", .line.map(|l| format!(" at line {l}")).unwrap_or_default())]

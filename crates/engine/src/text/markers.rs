@@ -19,16 +19,19 @@ pub(super) enum Piece<'t> {
 }
 
 impl Markers {
-    /// The tokens of these kinds. A token of one character is left out: the guard of chat messages
-    /// ([`super::chat`]) works between two.
-    pub(super) fn new(
-        tokens: &[String],
+    /// The tokens of these kinds, as text writes them. A control token of one character is left out: the
+    /// guard of chat messages ([`super::chat`]) works between two.
+    pub(super) fn new<T: AsRef<str>>(
+        tokens: &[T],
         kinds: &[TokenKind],
         wanted: &[TokenKind],
     ) -> Result<Markers, TextError> {
-        let chosen: Vec<(u32, &String)> = (0u32..)
-            .zip(tokens.iter().zip(kinds))
-            .filter(|(_, (token, kind))| wanted.contains(kind) && token.chars().nth(1).is_some())
+        let least = |kind: &TokenKind| if *kind == TokenKind::Control { 2 } else { 1 };
+        let chosen: Vec<(u32, &str)> = (0u32..)
+            .zip(tokens.iter().map(AsRef::as_ref).zip(kinds))
+            .filter(|(_, (token, kind))| {
+                wanted.contains(kind) && token.chars().take(2).count() >= least(kind)
+            })
             .map(|(id, (token, _))| (id, token))
             .collect();
         let finder = AhoCorasick::builder()
@@ -62,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_longest_of_the_leftmost_is_found() {
-        let tokens = ["<a>", "x", "<a><b>", "<pad>", "<b>"].map(str::to_owned);
+        let tokens = ["<a>", "x", "<a><b>", "<pad>", "<b>"];
         use TokenKind::*;
         let kinds = [Control, Control, UserDefined, Unused, Control];
         let markers = Markers::new(&tokens, &kinds, &[Control, UserDefined]).unwrap();
@@ -81,5 +84,14 @@ mod tests {
         assert_eq!(pieces(""), []);
         let none = Markers::new(&tokens, &kinds, &[]).unwrap();
         assert_eq!(none.pieces("<a>").collect::<Vec<_>>(), [Piece::Plain("<a>")]);
+    }
+
+    #[test]
+    fn one_character_can_be_user_defined_and_nothing_cannot() {
+        use TokenKind::*;
+        let tokens = ["\n", "\n\n", ""];
+        let markers = Markers::new(&tokens, &[UserDefined; 3], &[UserDefined]).unwrap();
+        let pieces: Vec<_> = markers.pieces("a\n\n\n").collect();
+        assert_eq!(pieces, [Piece::Plain("a"), Piece::Marker(1), Piece::Marker(0)]);
     }
 }

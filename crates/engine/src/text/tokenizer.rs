@@ -1,34 +1,39 @@
-//! Text to token ids and back, for byte-level BPE.
+//! Text to token ids and back.
 //!
 //! Text becomes ids in four steps: fixed strings are cut out (control tokens
 //! only where the caller wants them), the rest is normalised, cut into words
-//! ([`super::pre`]), and each word's bytes are merged by rank with the
-//! `tokenizers` crate (a heap and a linked list: `n log n`, no recursion).
+//! ([`super::bytelevel`]) or runs ([`super::sentencepiece`]), and each of
+//! these is merged by rank.
 //!
-//! Control tokens are not in the vocabulary that BPE sees. Whatever a text
-//! says, merging cannot produce one.
+//! Control tokens are not in the vocabulary that merging sees. Whatever a
+//! text says, merging cannot produce one.
 
+use super::bytelevel::ByteLevel;
 use super::chat::{ChatTemplate, RenderedChat};
-use super::detokenize::{DetokenizeStream, Utf8Decoder};
+use super::detokenize::DetokenizeStream;
 use super::error::TextError;
+use super::gguf;
+use super::hf::{self, HfTokenizerFiles};
 use super::markers::{Markers, Piece};
-use super::pre::{PreKind, PreTokenizer};
-use super::vocab::{TokenBytes, TokenKind, VocabSource, byte_chars, refuse_other_families};
+use super::sentencepiece::{BLANK, Place, SentencePiece, SpacePrefix};
+use super::vocab::{Spelling, TokenBytes, TokenKind, VocabSource};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use tokenizers::Model;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
 /// Control tokens that end a turn or a text. A model stops at each of them that its vocabulary has, besides
 /// the ones its header names: headers name one, and chat models use two.
-const END_MARKERS: [&str; 8] = [
+const END_MARKERS: [&str; 11] = [
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "[|endofturn|]",
     "<end_of_turn>",
+    "<turn|>",
     "<EOT>",
 ];
 
@@ -50,101 +55,115 @@ pub enum Specials {
 /// Asked every few kilobytes of text; [`ControlFlow::Break`] ends the call with [`TextError::Cancelled`].
 pub type Poll<'a> = &'a mut dyn FnMut() -> ControlFlow<()>;
 
+/// What text without fixed strings is encoded by.
+#[derive(Debug)]
+pub(super) enum TextModel {
+    ByteLevel(Box<ByteLevel>),
+    SentencePiece(Box<SentencePiece>),
+}
+
+/// Blanks of the text around a fixed string that belong to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Strip {
+    pub(super) left: bool,
+    pub(super) right: bool,
+}
+
+/// What a tokenizer is made of, whatever file it comes from.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) model: TextModel,
+    /// Tokens as the vocabulary writes them; the index is the id.
+    pub(super) tokens: Vec<String>,
+    /// One per token.
+    pub(super) kinds: Vec<TokenKind>,
+    /// Tokens of single bytes, in SentencePiece models.
+    pub(super) byte_tokens: Option<[Option<u32>; 256]>,
+    /// Fixed strings that take blanks of the text with them.
+    pub(super) strips: HashMap<u32, Strip>,
+    /// What templates see as `bos_token`.
+    pub(super) bos: Option<u32>,
+    /// What every prompt begins with.
+    pub(super) prompt_bos: Option<u32>,
+    /// Ends of generation, ascending.
+    pub(super) eos: Vec<u32>,
+    /// What templates see as `eos_token`.
+    pub(super) first_eos: Option<u32>,
+    /// Jinja.
+    pub(super) chat_template: Option<String>,
+}
+
 /// A model's tokenizer. Immutable: share it by reference between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
-    bpe: BPE,
-    pre: PreTokenizer,
-    /// Stand-in of each byte in token strings, `None` where the vocabulary lacks it.
-    byte_chars: [Option<char>; 256],
+    parts: Parts,
     /// Control and user-defined tokens.
     specials: Markers,
     user_defined: Markers,
-    kinds: Vec<TokenKind>,
     token_bytes: TokenBytes,
-    /// The token that every prompt begins with, if the model wants one.
-    prompt_bos: Option<u32>,
-    /// Ascending.
-    eos: Vec<u32>,
-    source: VocabSource,
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer and checks the vocabulary against itself.
-    pub fn new(mut source: VocabSource) -> Result<Tokenizer, TextError> {
-        refuse_other_families(&source.model)?;
-        let name =
-            source.pre.as_deref().ok_or(TextError::MissingKey { key: "tokenizer.ggml.pre" })?;
-        let kind = PreKind::from_name(name)?;
-        let mut kinds = source.kinds()?;
-        let eos = end_tokens(&source, &kinds);
-        for &id in eos.iter().chain(&source.bos) {
-            // Some converters type them as text; they are structure all the same.
-            kinds[id as usize] = TokenKind::Control;
-        }
-        let prompt_bos = if source.add_bos.unwrap_or(kind.adds_bos_by_default()) {
-            Some(source.bos.ok_or(TextError::MissingKey { key: "tokenizer.ggml.bos_token_id" })?)
-        } else {
-            None
+    /// Builds the tokenizer of a GGUF file and checks the vocabulary against itself.
+    pub fn new(source: VocabSource) -> Result<Tokenizer, TextError> {
+        Tokenizer::from_parts(gguf::parts(source)?)
+    }
+
+    /// Builds the tokenizer of a model directory; see [`HfTokenizerFiles`].
+    pub fn from_hf(files: &HfTokenizerFiles) -> Result<Tokenizer, TextError> {
+        Tokenizer::from_parts(hf::parts(files)?)
+    }
+
+    fn from_parts(parts: Parts) -> Result<Tokenizer, TextError> {
+        let spelling = match &parts.byte_tokens {
+            None => Spelling::ByteLevel,
+            Some(byte_tokens) => Spelling::SentencePiece(byte_tokens),
         };
-        let vocab = text_vocabulary(&source.tokens, &kinds);
-        let byte_chars = byte_chars()
-            .map(|c| vocab.contains_key(c.encode_utf8(&mut [0; 4]) as &str).then_some(c));
-        let merges = checked_merges(&source.merges, &vocab)?;
-        // Header text is large; the model has its own copy from here on.
-        source.merges = Vec::new();
-        let bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(kind.whole_words_first())
-            // The crate's cache is per thread and outlives the tokenizer; `Encoding` has its own.
-            .cache_capacity(0)
-            .build()
-            .map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
-        let specials = [TokenKind::Control, TokenKind::UserDefined];
+        // In text a piece's blank is a space.
+        let in_text = |token| match spelling {
+            Spelling::ByteLevel => Cow::Borrowed(token),
+            Spelling::SentencePiece(_) => unblanked(token),
+        };
+        let texts: Vec<Cow<'_, str>> = parts.tokens.iter().map(|token| in_text(token)).collect();
+        let wanted = [TokenKind::Control, TokenKind::UserDefined];
         Ok(Tokenizer {
-            bpe,
-            pre: PreTokenizer::new(kind),
-            byte_chars,
-            specials: Markers::new(&source.tokens, &kinds, &specials)?,
-            user_defined: Markers::new(&source.tokens, &kinds, &specials[1..])?,
-            token_bytes: TokenBytes::new(&source.tokens, &kinds),
-            kinds,
-            prompt_bos,
-            eos,
-            source,
+            specials: Markers::new(&texts, &parts.kinds, &wanted)?,
+            user_defined: Markers::new(&texts, &parts.kinds, &wanted[1..])?,
+            token_bytes: TokenBytes::new(&parts.tokens, &parts.kinds, spelling),
+            parts,
         })
     }
 
     /// Number of tokens. A model's embedding table may have more rows.
     pub fn vocab_len(&self) -> usize {
-        self.kinds.len()
+        self.parts.kinds.len()
     }
 
     /// Ids that end generation, ascending: those of the header and every known end marker of the vocabulary.
     pub fn eos(&self) -> &[u32] {
-        &self.eos
+        &self.parts.eos
     }
 
     /// Whether generation ends with this token.
     pub fn is_eos(&self, id: u32) -> bool {
-        self.eos.binary_search(&id).is_ok()
+        self.parts.eos.binary_search(&id).is_ok()
     }
 
     /// The token that prompts begin with, for models that want one.
     pub fn prompt_bos(&self) -> Option<u32> {
-        self.prompt_bos
+        self.parts.prompt_bos
     }
 
     /// What a token is for.
     pub fn kind(&self, id: u32) -> Result<TokenKind, TextError> {
         let vocab = self.vocab_len();
-        self.kinds.get(id as usize).copied().ok_or(TextError::TokenOutOfRange { id, vocab })
+        self.parts.kinds.get(id as usize).copied().ok_or(TextError::TokenOutOfRange { id, vocab })
     }
 
     /// A token as the vocabulary writes it (`Ġthe`, `<|im_end|>`): for inspection, not text.
     pub fn token(&self, id: u32) -> Result<&str, TextError> {
         let vocab = self.vocab_len();
-        self.source
+        self.parts
             .tokens
             .get(id as usize)
             .map(String::as_str)
@@ -163,8 +182,8 @@ impl Tokenizer {
         self.encode_polled(text, specials, &mut || ControlFlow::Continue(()))
     }
 
-    /// [`Tokenizer::encode`] that can be cancelled between words. The longest pause is one word without a
-    /// border: about a second per megabyte.
+    /// [`Tokenizer::encode`] that can be cancelled: between words, and in SentencePiece models between merges.
+    /// The longest pause is one word without a border of a byte-level model: about a second per megabyte.
     pub fn encode_polled(
         &self,
         text: &str,
@@ -176,7 +195,7 @@ impl Tokenizer {
         Ok(self.with_bos(encoding.ids))
     }
 
-    /// Ids of text that follows other tokens: never a BOS.
+    /// Ids of text that follows other tokens: never a BOS, and no blank in front that the text does not have.
     pub fn encode_continuation(
         &self,
         text: &str,
@@ -184,25 +203,19 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TextError> {
         let mut never = || ControlFlow::Continue(());
         let mut encoding = Encoding::new(self, &mut never);
+        encoding.place = Place { fresh: false, first: false };
         encoding.text(text, specials)?;
         Ok(encoding.ids)
     }
 
     /// The model's chat template, compiled.
     pub fn chat_template(&self) -> Result<ChatTemplate, TextError> {
-        let text_of =
-            |id: Option<&u32>| id.and_then(|&id| self.source.tokens.get(id as usize)).cloned();
-        let source = self.source.chat_template.clone().ok_or(TextError::NoChatTemplate)?;
-        let controls = self
-            .source
-            .tokens
-            .iter()
-            .zip(&self.kinds)
-            .filter(|(_, kind)| **kind == TokenKind::Control);
-        ChatTemplate::new(source, controls.map(|(token, _)| token.as_str())).map(|template| {
-            template
-                .with_markers(text_of(self.source.bos.as_ref()), text_of(self.source.eos.first()))
-        })
+        let Parts { tokens, kinds, bos, first_eos, chat_template, .. } = &self.parts;
+        let text_of = |id: Option<u32>| id.and_then(|id| tokens.get(id as usize)).cloned();
+        let source = chat_template.clone().ok_or(TextError::NoChatTemplate)?;
+        let controls = tokens.iter().zip(kinds).filter(|(_, kind)| **kind == TokenKind::Control);
+        ChatTemplate::new(source, controls.map(|(token, _)| token.as_str()))
+            .map(|template| template.with_markers(text_of(*bos), text_of(*first_eos)))
     }
 
     /// Ids of a rendered chat. The template's markers become control tokens, the messages' characters never
@@ -219,11 +232,13 @@ impl Tokenizer {
         poll: Poll<'_>,
     ) -> Result<Vec<u32>, TextError> {
         let mut encoding = Encoding::new(self, poll);
-        for piece in self.specials.pieces(chat.guarded()) {
+        let mut pieces = self.specials.pieces(chat.guarded()).peekable();
+        while let Some(piece) = pieces.next() {
             match piece {
                 // A border where the guard stood is none: the text around it is encoded as one.
                 Piece::Plain(guarded) => {
-                    encoding.text(&chat.unguarded(guarded), Specials::AsText)?
+                    let text = chat.unguarded(guarded);
+                    encoding.text(encoding.stripped(&text, pieces.peek()), Specials::AsText)?;
                 }
                 Piece::Marker(id) => encoding.marker(id),
             }
@@ -232,14 +247,15 @@ impl Tokenizer {
     }
 
     /// The text of the ids. Control tokens add nothing; bytes that are not UTF-8 become U+FFFD, as
-    /// [`String::from_utf8_lossy`] does it.
+    /// [`String::from_utf8_lossy`] does it. The blank that SentencePiece models put in front of text is taken
+    /// away where encoding puts it: behind BOS and other fixed strings.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
-        let mut decoder = Utf8Decoder::default();
+        let mut stream = self.detokenize_stream();
         let mut text = String::new();
         for &id in ids {
-            decoder.push(self.token_bytes.get(id)?, &mut text);
+            stream.push_to(id, &mut text)?;
         }
-        decoder.finish(&mut text);
+        stream.finish_to(&mut text);
         Ok(text)
     }
 
@@ -248,8 +264,27 @@ impl Tokenizer {
         DetokenizeStream::new(self)
     }
 
+    /// Whether the text behind this token begins with a blank that encoding put there; `first` is whether
+    /// nothing stands before the token.
+    pub(super) fn blank_follows(&self, id: u32, first: bool) -> bool {
+        let TextModel::SentencePiece(model) = &self.parts.model else { return false };
+        let kind = self.parts.kinds.get(id as usize);
+        let fixed = matches!(kind, Some(TokenKind::Control | TokenKind::UserDefined));
+        fixed
+            && match model.space_prefix() {
+                SpacePrefix::Never => false,
+                SpacePrefix::First => first,
+                SpacePrefix::SectionsWithout | SpacePrefix::Sections => true,
+            }
+    }
+
+    /// Blanks that belong to a fixed string.
+    fn strip(&self, id: u32) -> Strip {
+        self.parts.strips.get(&id).copied().unwrap_or_default()
+    }
+
     fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
-        if let Some(bos) = self.prompt_bos
+        if let Some(bos) = self.parts.prompt_bos
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);
@@ -258,11 +293,20 @@ impl Tokenizer {
     }
 }
 
+/// A token with blanks for `▁`.
+fn unblanked(token: &str) -> Cow<'_, str> {
+    if token.contains(BLANK) { Cow::Owned(token.replace(BLANK, " ")) } else { Cow::Borrowed(token) }
+}
+
 /// One call of encode: the ids so far, and when to poll.
 struct Encoding<'a> {
     tokenizer: &'a Tokenizer,
     ids: Vec<u32>,
     poll: Poll<'a>,
+    /// What is in front of the text to come.
+    place: Place,
+    /// Whether the last token takes the blanks behind it.
+    strip: bool,
     /// Bytes of text done, and done when it was last polled.
     done: usize,
     polled: usize,
@@ -270,7 +314,8 @@ struct Encoding<'a> {
 
 impl<'a> Encoding<'a> {
     fn new(tokenizer: &'a Tokenizer, poll: Poll<'a>) -> Encoding<'a> {
-        Encoding { tokenizer, ids: Vec::new(), poll, done: 0, polled: 0 }
+        let place = Place { fresh: true, first: true };
+        Encoding { tokenizer, ids: Vec::new(), poll, place, strip: false, done: 0, polled: 0 }
     }
 
     fn text(&mut self, text: &str, specials: Specials) -> Result<(), TextError> {
@@ -278,103 +323,115 @@ impl<'a> Encoding<'a> {
             Specials::AsText => &self.tokenizer.user_defined,
             Specials::Recognize => &self.tokenizer.specials,
         };
-        for piece in markers.pieces(text) {
+        let mut pieces = markers.pieces(text).peekable();
+        while let Some(piece) = pieces.next() {
             match piece {
-                Piece::Plain(plain) => self.words(plain)?,
+                Piece::Plain(plain) => self.plain(self.stripped(plain, pieces.peek()))?,
                 Piece::Marker(id) => self.marker(id),
             }
         }
         Ok(())
     }
 
+    /// `text` without the blanks that belong to the fixed strings around it.
+    fn stripped<'t>(&self, text: &'t str, next: Option<&Piece<'_>>) -> &'t str {
+        let text = if self.strip { text.trim_start() } else { text };
+        match next {
+            Some(Piece::Marker(id)) if self.tokenizer.strip(*id).left => text.trim_end(),
+            _ => text,
+        }
+    }
+
     fn marker(&mut self, id: u32) {
         self.ids.push(id);
-        self.done += self.tokenizer.source.tokens.get(id as usize).map_or(0, String::len);
+        self.done += self.tokenizer.parts.tokens.get(id as usize).map_or(0, String::len);
+        self.place = Place { fresh: true, first: false };
+        self.strip = self.tokenizer.strip(id).right;
     }
 
     /// Appends the ids of text without fixed strings.
-    fn words(&mut self, text: &str) -> Result<(), TextError> {
-        let text = self.tokenizer.pre.normalize(text);
-        // Where the ids of a word are that was seen before. Lives as long as the text its keys are from.
-        let mut seen: HashMap<&str, std::ops::Range<usize>> = HashMap::new();
-        let mut stand_ins = String::new();
-        for word in self.tokenizer.pre.words(&text) {
-            if let Some(ids) = seen.get(word) {
-                self.ids.extend_from_within(ids.clone());
-            } else {
-                let start = self.ids.len();
-                self.word(word, &mut stand_ins)?;
-                if word.len() <= REMEMBERED_WORD_BYTES {
-                    seen.insert(word, start..self.ids.len());
-                }
-            }
-            self.done += word.len();
-            if self.done - self.polled >= POLL_BYTES {
-                self.polled = self.done;
-                if (self.poll)().is_break() {
-                    return Err(TextError::Cancelled { bytes: self.done });
-                }
-            }
+    fn plain(&mut self, text: &str) -> Result<(), TextError> {
+        if text.is_empty() {
+            return Ok(());
         }
+        match &self.tokenizer.parts.model {
+            TextModel::ByteLevel(model) => self.words(model, text),
+            TextModel::SentencePiece(model) => self.runs(model, text),
+        }?;
+        self.place = Place { fresh: false, first: false };
+        self.strip = false;
         Ok(())
     }
 
-    /// Appends the ids of one word; `stand_ins` is scratch.
-    fn word(&mut self, word: &str, stand_ins: &mut String) -> Result<(), TextError> {
-        stand_ins.clear();
-        for (offset, character) in word.char_indices() {
-            for &byte in character.encode_utf8(&mut [0; 4]).as_bytes() {
-                let no_token =
-                    TextError::NoTokenForByte { byte, character, offset: self.done + offset };
-                stand_ins.push(self.tokenizer.byte_chars[byte as usize].ok_or(no_token)?);
+    fn words(&mut self, model: &ByteLevel, text: &str) -> Result<(), TextError> {
+        let text = model.pre().normalize(text);
+        let mut seen = Seen::default();
+        let mut stand_ins = String::new();
+        model.pre().words(&text, &mut |word| {
+            if !seen.repeat(word, &mut self.ids) {
+                let start = self.ids.len();
+                model.encode_word(word, self.done, &mut stand_ins, &mut self.ids)?;
+                seen.remember(word, start..self.ids.len());
+            }
+            self.advance(word.len())
+        })
+    }
+
+    fn runs(&mut self, model: &SentencePiece, text: &str) -> Result<(), TextError> {
+        let written = model.written(text, self.place);
+        let mut seen = Seen::default();
+        model.runs(&written, &mut |run| {
+            if !seen.repeat(run, &mut self.ids) {
+                let start = self.ids.len();
+                model.encode_run(run, self.done, &mut self.poll, &mut self.ids)?;
+                seen.remember(run, start..self.ids.len());
+            }
+            self.advance(run.len())
+        })
+    }
+
+    /// Counts text that is done, and polls once in a while.
+    fn advance(&mut self, bytes: usize) -> Result<(), TextError> {
+        self.done += bytes;
+        if self.done - self.polled >= POLL_BYTES {
+            self.polled = self.done;
+            if (self.poll)().is_break() {
+                return Err(TextError::Cancelled { bytes: self.done });
             }
         }
-        let tokens = self.tokenizer.bpe.tokenize(stand_ins);
-        let tokens = tokens.map_err(|error| TextError::Vocabulary { reason: error.to_string() })?;
-        self.ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
 }
 
-/// End ids of the header and end markers of the vocabulary, ascending.
-fn end_tokens(source: &VocabSource, kinds: &[TokenKind]) -> Vec<u32> {
+/// Where the ids of a word are that was seen before. Lives as long as the text its keys are from.
+#[derive(Default)]
+struct Seen<'t> {
+    ids_of: HashMap<&'t str, std::ops::Range<usize>>,
+}
+
+impl<'t> Seen<'t> {
+    /// Appends the ids of a word that was seen; whether it was.
+    fn repeat(&self, word: &str, ids: &mut Vec<u32>) -> bool {
+        self.ids_of.get(word).map(|known| ids.extend_from_within(known.clone())).is_some()
+    }
+
+    fn remember(&mut self, word: &'t str, ids: std::ops::Range<usize>) {
+        if word.len() <= REMEMBERED_WORD_BYTES {
+            self.ids_of.insert(word, ids);
+        }
+    }
+}
+
+/// End ids that the file names and end markers of the vocabulary, ascending.
+pub(super) fn end_tokens(named: &[u32], tokens: &[String], kinds: &[TokenKind]) -> Vec<u32> {
     let marks = |(token, kind): (&String, &TokenKind)| {
         *kind == TokenKind::Control && END_MARKERS.contains(&token.as_str())
     };
-    let known = (0u32..).zip(source.tokens.iter().zip(kinds)).filter(|&(_, pair)| marks(pair));
-    let mut eos: Vec<u32> = source.eos.iter().copied().chain(known.map(|(id, _)| id)).collect();
+    let known = (0u32..).zip(tokens.iter().zip(kinds)).filter(|&(_, pair)| marks(pair));
+    let mut eos: Vec<u32> = named.iter().copied().chain(known.map(|(id, _)| id)).collect();
     eos.sort_unstable();
     eos.dedup();
     eos
-}
-
-/// The tokens BPE may produce. Of two equal strings the first keeps its id.
-fn text_vocabulary(tokens: &[String], kinds: &[TokenKind]) -> Vocab {
-    let mut vocab = Vocab::default();
-    for (id, (token, kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
-        if *kind == TokenKind::Text {
-            vocab.entry(token.clone()).or_insert(id);
-        }
-    }
-    vocab
-}
-
-/// Merges as pairs, each of text tokens that join to one.
-fn checked_merges(merges: &[String], vocab: &Vocab) -> Result<Merges, TextError> {
-    let pair = |(rank, merge): (usize, &String)| {
-        let pair = merge.split_once(' ');
-        let known = |(left, right): &(&str, &str)| {
-            vocab.contains_key(*left)
-                && vocab.contains_key(*right)
-                && vocab.contains_key(&format!("{left}{right}"))
-        };
-        pair.filter(known).map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(
-            || TextError::Vocabulary {
-                reason: format!("merge {rank}, {merge:?}, does not join two tokens to a third"),
-            },
-        )
-    };
-    merges.iter().enumerate().map(pair).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The vocabulary as a GGUF file describes it, and what each token stands for.
 
 use super::error::TextError;
+use super::sentencepiece::BLANK;
+use std::collections::HashMap;
 use tidekv_format::Metadata;
 
 /// The tokenizer part of a GGUF header
@@ -10,22 +12,30 @@ use tidekv_format::Metadata;
 /// the prompt would end the text the model is asked to continue.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VocabSource {
-    /// `tokenizer.ggml.model`: the family, `gpt2` for byte-level BPE.
+    /// `tokenizer.ggml.model`: the family. `gpt2` is byte-level BPE, `llama` SentencePiece's BPE with scores,
+    /// `gemma4` the same with merges.
     pub model: String,
-    /// `tokenizer.ggml.pre`: the pre-tokenizer.
+    /// `tokenizer.ggml.pre`: the pre-tokenizer of byte-level BPE.
     pub pre: Option<String>,
     /// `tokenizer.ggml.tokens`; the index is the id.
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type`, one per token; see [`TokenKind`].
     pub token_types: Vec<i32>,
-    /// `tokenizer.ggml.merges`: "left right", best first.
+    /// `tokenizer.ggml.merges`: "left right", best first. Not in `llama` vocabularies.
     pub merges: Vec<String>,
+    /// `tokenizer.ggml.scores` of `llama` vocabularies, one per token: the higher, the earlier it is merged.
+    pub scores: Vec<f32>,
     /// `tokenizer.ggml.bos_token_id`.
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`, then `eot_token_id` and `eom_token_id` where present.
     pub eos: Vec<u32>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`: whether `llama` text gets a blank in front; it does if this is `None`.
+    pub add_space_prefix: Option<bool>,
+    /// Whether control and user-defined tokens swallow the blanks behind them. No key says so: Phi-3's do, in
+    /// its `tokenizer.json` (`rstrip`), and `general.architecture` tells which files are of its kind.
+    pub markers_strip_right: bool,
     /// `tokenizer.chat_template`, Jinja.
     pub chat_template: Option<String>,
 }
@@ -40,11 +50,18 @@ impl VocabSource {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         const TYPES: &str = "tokenizer.ggml.token_type";
         const MERGES: &str = "tokenizer.ggml.merges";
+        const SCORES: &str = "tokenizer.ggml.scores";
 
-        // The family comes first: others have scores in place of merges, and
-        // "no merges" would be the wrong diagnosis.
+        // The family comes first: it says which of merges and scores must be there.
         let model = required(metadata.str(MODEL)?, MODEL)?.to_owned();
-        refuse_other_families(&model)?;
+        let family = Family::of(&model)?;
+        let scored = family == Family::SentencePiece;
+        let (merges, scores) = if scored {
+            (Vec::new(), required(metadata.f32s(SCORES)?, SCORES)?.to_vec())
+        } else {
+            (required(metadata.strings(MERGES)?, MERGES)?.to_vec(), Vec::new())
+        };
+        let architecture = metadata.str("general.architecture")?;
         let mut eos = Vec::new();
         for key in [
             "tokenizer.ggml.eos_token_id",
@@ -58,10 +75,13 @@ impl VocabSource {
             pre: metadata.str("tokenizer.ggml.pre")?.map(str::to_owned),
             tokens: required(metadata.strings(TOKENS)?, TOKENS)?.to_vec(),
             token_types: required(metadata.i32s(TYPES)?, TYPES)?.to_vec(),
-            merges: required(metadata.strings(MERGES)?, MERGES)?.to_vec(),
+            merges,
+            scores,
             bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
             eos,
             add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+            markers_strip_right: scored && architecture == Some("phi3"),
             chat_template: metadata.str("tokenizer.chat_template")?.map(str::to_owned),
         })
     }
@@ -85,18 +105,33 @@ impl VocabSource {
     }
 }
 
-/// Refuses what is not byte-level BPE, by name.
-pub(super) fn refuse_other_families(model: &str) -> Result<(), TextError> {
-    match model {
-        "gpt2" => Ok(()),
-        other => Err(TextError::UnsupportedModel { model: other.to_owned() }),
+/// The families of `tokenizer.ggml.model`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    /// `gpt2`.
+    ByteLevel,
+    /// `llama`.
+    SentencePiece,
+    /// `gemma4`: SentencePiece's text, but merges in place of scores.
+    MergedPieces,
+}
+
+impl Family {
+    /// The family of that name; others are refused by name.
+    pub(super) fn of(model: &str) -> Result<Family, TextError> {
+        Ok(match model {
+            "gpt2" => Family::ByteLevel,
+            "llama" => Family::SentencePiece,
+            "gemma4" => Family::MergedPieces,
+            other => return Err(TextError::UnsupportedModel { model: other.to_owned() }),
+        })
     }
 }
 
 /// What a token is for: the codes of `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind {
-    /// A piece of text, reached by merges (code 1; 6, a single byte, is the same here).
+    /// A piece of text, reached by merges (code 1), or a single byte (code 6).
     Text,
     /// Structure: turn markers, BOS, EOS (code 3; also 2, the unknown token). Never part of decoded text,
     /// and text becomes one only through [`super::Specials::Recognize`] or the template.
@@ -133,6 +168,15 @@ pub(super) fn byte_chars() -> [char; 256] {
     })
 }
 
+/// How the text tokens of a vocabulary write what they stand for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Spelling<'v> {
+    /// [`byte_chars`].
+    ByteLevel,
+    /// `▁` for a blank, and a token for each single byte.
+    SentencePiece(&'v [Option<u32>; 256]),
+}
+
 /// The bytes that each token adds to the text: `bytes[ends[id - 1]..ends[id]]`.
 #[derive(Debug, Clone)]
 pub(super) struct TokenBytes {
@@ -141,24 +185,45 @@ pub(super) struct TokenBytes {
 }
 
 impl TokenBytes {
-    pub(super) fn new(tokens: &[String], kinds: &[TokenKind]) -> TokenBytes {
-        let byte_of: std::collections::HashMap<char, u8> =
-            byte_chars().into_iter().zip(0u8..=255).collect();
+    pub(super) fn new(
+        tokens: &[String],
+        kinds: &[TokenKind],
+        spelling: Spelling<'_>,
+    ) -> TokenBytes {
         let mut table = TokenBytes { bytes: Vec::new(), ends: Vec::with_capacity(tokens.len()) };
-        for (token, kind) in tokens.iter().zip(kinds) {
-            match kind {
-                TokenKind::Control | TokenKind::Unused => {}
-                TokenKind::UserDefined => table.bytes.extend(token.bytes()),
-                TokenKind::Text => {
+        match spelling {
+            Spelling::ByteLevel => {
+                let byte_of: HashMap<char, u8> = byte_chars().into_iter().zip(0u8..=255).collect();
+                for (token, kind) in tokens.iter().zip(kinds) {
                     let bytes: Option<Vec<u8>> =
                         token.chars().map(|c| byte_of.get(&c).copied()).collect();
                     // A token with a character that stands for no byte can only be meant literally.
-                    table.bytes.extend(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
+                    let literal = *kind == TokenKind::UserDefined;
+                    table.push(*kind, &bytes.filter(|_| !literal).unwrap_or(token.clone().into()));
                 }
             }
-            table.ends.push(table.bytes.len());
+            Spelling::SentencePiece(byte_tokens) => {
+                let bytes = byte_tokens.iter().zip(0u8..=255);
+                let byte_of: HashMap<u32, u8> =
+                    bytes.filter_map(|(id, byte)| id.map(|id| (id, byte))).collect();
+                for (id, (token, kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
+                    match byte_of.get(&id) {
+                        Some(&byte) => table.push(*kind, &[byte]),
+                        None => table.push(*kind, token.replace(BLANK, " ").as_bytes()),
+                    }
+                }
+            }
         }
         table
+    }
+
+    /// Adds the next token, which writes these bytes if it is text.
+    fn push(&mut self, kind: TokenKind, bytes: &[u8]) {
+        match kind {
+            TokenKind::Control | TokenKind::Unused => {}
+            TokenKind::UserDefined | TokenKind::Text => self.bytes.extend_from_slice(bytes),
+        }
+        self.ends.push(self.bytes.len());
     }
 
     pub(super) fn len(&self) -> usize {
@@ -196,7 +261,7 @@ mod tests {
         let tokens = ["Ġé", "Ã©", "é", "<ctl>", "日本", "[PAD]", "日"].map(str::to_owned);
         use TokenKind::*;
         let kinds = [Text, Text, UserDefined, Control, UserDefined, Unused, Text];
-        let table = TokenBytes::new(&tokens, &kinds);
+        let table = TokenBytes::new(&tokens, &kinds, Spelling::ByteLevel);
         let get = |id| table.get(id).unwrap();
         assert_eq!(get(0), [0x20, 0xE9]);
         assert_eq!(get(1), "é".as_bytes());
@@ -206,6 +271,19 @@ mod tests {
         assert_eq!(get(5), b"");
         assert_eq!(get(6), "日".as_bytes());
         assert!(matches!(table.get(7), Err(TextError::TokenOutOfRange { id: 7, vocab: 7 })));
+    }
+
+    #[test]
+    fn pieces_stand_for_blanks_and_bytes() {
+        let tokens = ["▁a", "<0xE9>", "<0xE9>", "▁▁", "</s>"].map(str::to_owned);
+        use TokenKind::*;
+        let mut byte_tokens = [None; 256];
+        byte_tokens[0xE9] = Some(1);
+        let kinds = [Text, Text, UserDefined, UserDefined, Control];
+        let table = TokenBytes::new(&tokens, &kinds, Spelling::SentencePiece(&byte_tokens));
+        let get = |id| table.get(id).unwrap();
+        assert_eq!((get(0), get(1), get(2)), (&b" a"[..], &[0xE9][..], &b"<0xE9>"[..]));
+        assert_eq!((get(3), get(4)), (&b"  "[..], &b""[..]));
     }
 
     #[test]
