@@ -57,6 +57,8 @@ fn measure(isa: Isa, layout: KvLayout, group: usize) -> f64 {
         first_pos: KEYS - ROWS,
         rows: ROWS,
         scale: 1.0 / (d as f32).sqrt(),
+        window: None,
+        softcap: None,
         q_stride: group * d,
         col: 0,
     };

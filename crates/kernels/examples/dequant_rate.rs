@@ -13,8 +13,7 @@ use tidekv_kernels::Isa;
 use tidekv_kernels::matvec::matvec;
 use tidekv_kernels::quant::{BlockType, WeightView, dequantize};
 
-/// Weight matrix `[N, K]` for `matvec`; K is a whole number of 256-element blocks, as `Q4_K` and
-/// `Q6_K` need.
+/// Weight matrix `[N, K]` for `matvec`; K is a whole number of blocks of every type.
 const ROWS: usize = 4864;
 const COLS: usize = 1024;
 /// Elements decoded by one `dequantize` call.

@@ -6,7 +6,11 @@
 //! multiply-adds in ascending K, the same in every tile (see `tile`), so the bits of a row of C
 //! depend on that row of A and on the weights only.
 
-use crate::exp::silu;
+mod activation;
+
+pub use activation::{Activation, activate_and_multiply};
+
+use crate::exp::{gelu_tanh, silu};
 use crate::isa::Isa;
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 use crate::quant::{self, MAX_BLOCK_LEN, WeightView};
@@ -58,8 +62,12 @@ pub enum Epilogue<'a> {
     Bias(&'a [f32]),
     /// `C = C + acc`: the residual connection.
     Add,
-    /// `C = silu(acc)`: the gate of a gated MLP.
+    /// `C = C + factor * acc`, one multiply-add per element: a residual connection with a factor.
+    AddScaled(f32),
+    /// `C = silu(acc)`: the gate of a gated MLP, see [`Activation::Silu`].
     Silu,
+    /// `C = gelu_tanh(acc)`: the gate of a gated MLP, see [`Activation::GeluTanh`].
+    GeluTanh,
     /// `C = C * acc`: the gated product, where C holds the gate.
     Mul,
 }
@@ -232,7 +240,9 @@ impl<'a> Epilogue<'a> {
                 lanes.add(acc, lanes.load_first(bias.get(lane0..).unwrap_or_default()))
             }
             Epilogue::Add => lanes.add(lanes.load(c), acc),
+            Epilogue::AddScaled(factor) => lanes.fma(lanes.splat(factor), acc, lanes.load(c)),
             Epilogue::Silu => silu(lanes, acc),
+            Epilogue::GeluTanh => gelu_tanh(lanes, acc),
             Epilogue::Mul => lanes.mul(lanes.load(c), acc),
         };
         lanes.store(value, c);

@@ -143,7 +143,12 @@ pub(crate) trait Lanes: Copy {
     fn load_u8(self, src: &[u8]) -> Self::I;
     /// The first `N` bytes of `src` as two's complement, each sign-extended.
     fn load_i8(self, src: &[u8]) -> Self::I;
+    /// The entries of `table` that the low nibbles of the first `N` bytes of `src` index, and those
+    /// that the high nibbles do, each sign-extended.
+    fn lookup_nibbles(self, table: &[i8; 16], src: &[u8]) -> (Self::I, Self::I);
 
+    /// The value of one f16 (little-endian), widened exactly, in every lane; NaN gets quiet.
+    fn splat_f16(self, half: [u8; 2]) -> Self::V;
     /// The first `N` bf16 of `src` (2 bytes each, little-endian), widened exactly.
     fn load_bf16(self, src: &[u8]) -> Self::V;
     /// The first `N` f16 of `src` (2 bytes each, little-endian), widened exactly; NaN gets quiet.

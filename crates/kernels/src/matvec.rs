@@ -21,11 +21,21 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 use crate::quant::float::{BF16, F16, F32, FloatFormat};
+use crate::quant::iq4_nl::IQ4NL;
+use crate::quant::iq4_xs::IQ4XS;
+use crate::quant::mxfp4::MXFP4;
+use crate::quant::q2_k::Q2K;
+use crate::quant::q3_k::Q3K;
+use crate::quant::q4_0::Q4_0;
 use crate::quant::q4_1::Q4_1;
 use crate::quant::q4_k::Q4K;
 use crate::quant::q5_0::Q5_0;
+use crate::quant::q5_1::Q5_1;
+use crate::quant::q5_k::Q5K;
 use crate::quant::q6_k::Q6K;
 use crate::quant::q8_0::Q8_0;
+use crate::quant::q8_1::Q8_1;
+use crate::quant::q8_k::Q8K;
 use crate::quant::runs::{QuantFormat, RUN, Sink};
 use crate::quant::{BlockType, WeightView};
 
@@ -67,11 +77,21 @@ impl Kernel for MatVec<'_> {
             BlockType::F32 => self.float_rows::<F32, L>(lanes),
             BlockType::F16 => self.float_rows::<F16, L>(lanes),
             BlockType::BF16 => self.float_rows::<BF16, L>(lanes),
+            BlockType::Q4_0 => self.quantised_rows::<Q4_0, L, _, _>(lanes),
             BlockType::Q4_1 => self.quantised_rows::<Q4_1, L, _, _>(lanes),
             BlockType::Q5_0 => self.quantised_rows::<Q5_0, L, _, _>(lanes),
+            BlockType::Q5_1 => self.quantised_rows::<Q5_1, L, _, _>(lanes),
             BlockType::Q8_0 => self.quantised_rows::<Q8_0, L, _, _>(lanes),
+            BlockType::Q8_1 => self.quantised_rows::<Q8_1, L, _, _>(lanes),
+            BlockType::Q2K => self.quantised_rows::<Q2K, L, _, _>(lanes),
+            BlockType::Q3K => self.quantised_rows::<Q3K, L, _, _>(lanes),
             BlockType::Q4K => self.quantised_rows::<Q4K, L, _, _>(lanes),
+            BlockType::Q5K => self.quantised_rows::<Q5K, L, _, _>(lanes),
             BlockType::Q6K => self.quantised_rows::<Q6K, L, _, _>(lanes),
+            BlockType::Q8K => self.quantised_rows::<Q8K, L, _, _>(lanes),
+            BlockType::IQ4NL => self.quantised_rows::<IQ4NL, L, _, _>(lanes),
+            BlockType::IQ4XS => self.quantised_rows::<IQ4XS, L, _, _>(lanes),
+            BlockType::MXFP4 => self.quantised_rows::<MXFP4, L, _, _>(lanes),
         }
     }
 }

@@ -16,6 +16,15 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) 
     dispatch(isa, RmsNorm { x, weight, eps, out });
 }
 
+/// [`rms_norm`] of `x` onto itself, with the same bits.
+///
+/// # Panics
+/// If the two slices differ in length.
+pub fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
+    assert_eq!(x.len(), weight.len(), "weights of a row");
+    dispatch(isa, RmsNormInPlace { x, weight, eps });
+}
+
 struct RmsNorm<'a> {
     x: &'a [f32],
     weight: &'a [f32],
@@ -32,13 +41,38 @@ impl Kernel for RmsNorm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let RmsNorm { x, weight, eps, out } = self;
-        let mean = sum_of_squares(lanes, x) / x.len() as f32;
-        let scale = 1.0 / (mean + eps).sqrt();
+        let scale = scale_of(lanes, x, eps);
         // Plain Rust: two roundings per element on every tier, and LLVM vectorises it.
         for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
             *out = x * scale * weight;
         }
     }
+}
+
+struct RmsNormInPlace<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for RmsNormInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let RmsNormInPlace { x, weight, eps } = self;
+        let scale = scale_of(lanes, x, eps);
+        for (x, weight) in x.iter_mut().zip(weight) {
+            *x = *x * scale * weight;
+        }
+    }
+}
+
+/// What a row is multiplied by.
+#[inline(always)]
+fn scale_of<L: Lanes>(lanes: L, x: &[f32], eps: f32) -> f32 {
+    let mean = sum_of_squares(lanes, x) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
 }
 
 /// `sum of x[i]^2`, in `SUMS * N` chains.
@@ -64,7 +98,7 @@ fn sum_of_squares<L: Lanes>(lanes: L, x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{Random, assert_close, is_close};
+    use crate::test_data::{Random, assert_close, bits, is_close};
 
     /// The definition in f64.
     fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -91,6 +125,9 @@ mod tests {
                     let name = format!("{} n {n} element {i}", isa.name());
                     assert_close(&name, got, want, relative * want.abs());
                 }
+                let mut in_place = x.to_vec();
+                rms_norm_in_place(isa, &mut in_place, weight, 1e-5);
+                assert_eq!(bits(&in_place), bits(&out[1..]), "{} n {n} in place", isa.name());
             }
         }
     }

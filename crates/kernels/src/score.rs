@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use crate::attention::assert_cap;
 use crate::attention::logits::{Logits, Stack, pack_query};
 use crate::attention::softmax::Running;
 use crate::exp::exp;
@@ -35,6 +36,8 @@ pub struct ScoreHead<'a> {
     pub rows: usize,
     /// Factor of the logits, usually 1/sqrt(D); applied to the query.
     pub scale: f32,
+    /// `Some(c)`: a scaled logit l becomes `c tanh(l / c)`, as in attention; finite and positive.
+    pub softcap: Option<f32>,
 }
 
 /// What pass 1 found for each window row.
@@ -94,6 +97,7 @@ pub fn score_block(
 impl ScoreHead<'_> {
     fn assert_valid(&self) {
         self.layout.assert_valid();
+        assert_cap(self.softcap);
         assert!(
             0 < self.rows && self.rows <= self.n_keys,
             "{} rows of {} positions",
@@ -106,7 +110,8 @@ impl ScoreHead<'_> {
     }
 
     fn stack(&self) -> Stack {
-        Stack { first_pos: self.n_keys - self.rows, group: 1, rows: self.rows }
+        let first_pos = self.n_keys - self.rows;
+        Stack { first_pos, group: 1, rows: self.rows, window: None }
     }
 }
 
@@ -142,13 +147,16 @@ impl<'a> Window<'a> {
         let block =
             &self.head.k[base / KEY_BLOCK * layout.k_block_bytes()..][..layout.k_block_bytes()];
         expand_k(lanes, layout, block, keys.end, self.k_panels);
-        let (stack, head_dim) = (self.head.stack(), layout.head_dim);
-        Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base }.write(
-            lanes,
-            0..stack.rows,
-            keys,
-            self.logits,
-        );
+        let stack = self.head.stack();
+        let logits = Logits {
+            stack,
+            q: self.q,
+            head_dim: layout.head_dim,
+            k_panels: self.k_panels,
+            base,
+            softcap: self.head.softcap,
+        };
+        logits.write(lanes, 0..stack.rows, keys, self.logits);
     }
 }
 
@@ -169,7 +177,7 @@ impl Kernel for Stats<'_> {
         max.fill(Running::EMPTY.max);
         sum.fill(Running::EMPTY.sum);
         for base in (0..head.n_keys).step_by(KEY_BLOCK) {
-            window.fill(lanes, base, 0..stack.visible(stack.rows - 1, base));
+            window.fill(lanes, base, 0..stack.visible(stack.rows - 1, base).end);
             for row in stack.first_seeing(base)..head.rows {
                 let mut running = Running { max: max[row], sum: sum[row] };
                 let logits = &mut window.logits[row * KEY_BLOCK..][..KEY_BLOCK];
@@ -228,7 +236,7 @@ fn mean_weight<L: Lanes>(
         let logit = lanes.load(&window.logits[row * KEY_BLOCK + at..]);
         let weight = exp(lanes, lanes.sub(logit, lanes.splat(stats.max[row])));
         let probability = lanes.div(weight, lanes.splat(stats.sum[row]));
-        let seen = lanes.first(stack.visible(row, base) - at);
+        let seen = lanes.first(stack.visible(row, base).end - at);
         total = lanes.add(total, lanes.select(seen, probability, zero));
     }
     lanes.div(total, lanes.splat(stack.rows as f32))

@@ -135,6 +135,7 @@ fn score(isa: Isa, case: &Case, head: usize, element: Element, block: usize) -> 
         q: &case.q[head],
         rows: case.w,
         scale: case.scale,
+        softcap: None,
     };
     let mut scratch = vec![f32::NAN; score_scratch_len(layout, case.w)];
     let (mut max, mut sum) = (vec![0.0; case.w], vec![0.0; case.w]);

@@ -140,6 +140,7 @@ impl<'a> KernelScorer<'a> {
             q: &self.case.q[head],
             rows: self.case.window,
             scale: self.case.scale,
+            softcap: None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! gaps. So sums are cut elsewhere than in prefill, and the result is the same within rounding, not
 //! in its bits.
 
-use super::DecodeSegment;
+use super::AttendOne;
 use super::logits::{Logits, Stack, pack_query};
 use super::output::{Extend, normalise, rescale};
 use super::softmax::Running;
@@ -38,10 +38,8 @@ fn parts(width: usize, group: usize) -> [usize; 7] {
 
 /// A call of [`super::attend_one`].
 pub(super) struct Decode<'a> {
-    pub(super) layout: KvLayout,
-    pub(super) scale: f32,
+    pub(super) attend: &'a AttendOne<'a>,
     pub(super) q: &'a mut [f32],
-    pub(super) segments: &'a [DecodeSegment<'a>],
     pub(super) scratch: &'a mut [f32],
 }
 
@@ -50,7 +48,8 @@ impl Kernel for Decode<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Decode { layout, scale, q, segments, scratch } = self;
+        let Decode { attend, q, scratch } = self;
+        let AttendOne { layout, scale, softcap, segments } = *attend;
         let (d, row_bytes) = (layout.head_dim, layout.row_bytes());
         let mut heads = Heads::new::<L>(d, q.len() / d, scratch);
         heads.pack(lanes, scale, q);
@@ -64,7 +63,7 @@ impl Kernel for Decode<'_> {
                 expand_rows(lanes, layout, k, heads.width, heads.rows);
                 transpose_rows(lanes, heads.width, heads.rows, keys, heads.k_panels);
                 expand_rows(lanes, layout, v, heads.width, heads.rows);
-                heads.attend_block(lanes, keys);
+                heads.attend_block(lanes, softcap, keys);
             }
         }
         for ((to, from), &sum) in
@@ -123,16 +122,16 @@ impl<'a> Heads<'a> {
 
     /// One step of the online softmax over the first `keys` rows of the widened block.
     #[inline(always)]
-    fn attend_block<L: Lanes>(&mut self, lanes: L, keys: usize) {
+    fn attend_block<L: Lanes>(&mut self, lanes: L, softcap: Option<f32>, keys: usize) {
         let group = self.max.len();
         // All heads sit at the block's last key: they see the whole block.
-        let stack = Stack { first_pos: keys - 1, group, rows: group };
+        let stack = Stack { first_pos: keys - 1, group, rows: group, window: None };
         let (q, k_panels) = (&*self.q, &*self.k_panels);
-        let logits = Logits { stack, q, head_dim: self.width, k_panels, base: 0 };
+        let logits = Logits { stack, q, head_dim: self.width, k_panels, base: 0, softcap };
         logits.write(lanes, 0..group, 0..keys, self.weights);
         for (head, weights) in self.weights.chunks_exact_mut(KEY_BLOCK).enumerate() {
             let mut running = Running { max: self.max[head], sum: self.sum[head] };
-            let alpha = running.fold(lanes, weights, keys);
+            let alpha = running.fold(lanes, weights, 0..keys);
             (self.max[head], self.sum[head]) = (running.max, running.sum);
             rescale(lanes, alpha, &mut self.out[head * self.width..][..self.width]);
         }

@@ -129,7 +129,12 @@ impl<'a> Tile<'a> {
                 part
             });
         Tile {
-            stack: Stack { first_pos: attend.first_pos + first, group: attend.group, rows },
+            stack: Stack {
+                first_pos: attend.first_pos + first,
+                group: attend.group,
+                rows,
+                window: attend.window,
+            },
             k_panels,
             v_panels,
             q,
@@ -157,10 +162,11 @@ impl<'a> Tile<'a> {
     /// Every block that some row sees, ascending.
     #[inline(always)]
     fn attend_all<L: Lanes>(&mut self, lanes: L, attend: &Attend) {
-        let (layout, last) = (attend.layout, self.stack.rows - 1);
+        let layout = attend.layout;
         let keys = self.stack.first_pos + self.stack.rows / self.stack.group;
-        for base in (0..keys).step_by(KEY_BLOCK) {
-            let (block, visible) = (base / KEY_BLOCK, self.stack.visible(last, base));
+        let first_base = self.stack.first_key(0) / KEY_BLOCK * KEY_BLOCK;
+        for base in (first_base..keys).step_by(KEY_BLOCK) {
+            let (block, visible) = (base / KEY_BLOCK, (keys - base).min(KEY_BLOCK));
             let (k_bytes, v_bytes) = (layout.k_block_bytes(), layout.v_block_bytes());
             expand_k(
                 lanes,
@@ -177,27 +183,37 @@ impl<'a> Tile<'a> {
                 self.v_panels,
             );
             let mut row = self.stack.first_seeing(base);
-            while row <= last {
-                let rows = row..(row + strip_rows::<L>()).min(last + 1);
+            let end = self.stack.first_past(base + KEY_BLOCK - 1);
+            while row < end {
+                let rows = row..(row + strip_rows::<L>()).min(end);
                 row = rows.end;
-                self.attend_block(lanes, layout.head_dim, base, rows);
+                self.attend_block(lanes, attend, base, rows);
             }
         }
     }
 
     /// One step of the online softmax over the expanded block for a strip of rows, all of which see
-    /// its first key.
+    /// a part of it.
     #[inline(always)]
     fn attend_block<L: Lanes>(
         &mut self,
         lanes: L,
-        head_dim: usize,
+        attend: &Attend,
         base: usize,
         rows: Range<usize>,
     ) {
         let stack = self.stack;
-        let logits = Logits { stack, q: self.q, head_dim, k_panels: self.k_panels, base };
-        logits.write(lanes, rows.clone(), 0..stack.visible(rows.end - 1, base), self.weights);
+        let logits = Logits {
+            stack,
+            q: self.q,
+            head_dim: attend.layout.head_dim,
+            k_panels: self.k_panels,
+            base,
+            softcap: attend.softcap,
+        };
+        // Both ends of what a row sees ascend with the rows.
+        let (first, last) = (stack.visible(rows.start, base), stack.visible(rows.end - 1, base));
+        logits.write(lanes, rows.clone(), first.start..last.end, self.weights);
         for (row, weights) in rows.clone().zip(self.weights.chunks_exact_mut(KEY_BLOCK)) {
             let mut running = Running { max: self.max[row], sum: self.sum[row] };
             let alpha = running.fold(lanes, weights, stack.visible(row, base));
@@ -205,35 +221,36 @@ impl<'a> Tile<'a> {
             rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
         }
         for panel in 0..self.out_width / tile::width::<L>() {
-            if stack.visible(rows.start, base) == KEY_BLOCK {
+            if last.start == 0 && first.end == KEY_BLOCK {
                 self.extend(lanes, panel, rows.start, rows.clone(), 0..KEY_BLOCK);
             } else {
-                self.extend_diagonal(lanes, panel, base, rows.clone());
+                self.extend_edges(lanes, panel, base, rows.clone());
             }
         }
     }
 
     /// `O += P V` for a strip whose rows do not all see the whole block.
     ///
-    /// The rows of a micro-tile run together over the keys that the first of them sees; then each
-    /// further key extends the chains of the rows that see it. So a chain stops at its row's own
-    /// last key: a weight of zero would not hide a NaN value.
+    /// The rows of a micro-tile run together over the keys that all of them see; each key before
+    /// those, which the window of a later row has left, and each key behind them, which an earlier
+    /// row does not see yet, extends the chains of the rows that see it. So a chain has its row's
+    /// own keys, ascending, and no others: a weight of zero would not hide a NaN value.
     #[inline(always)]
-    fn extend_diagonal<L: Lanes>(
-        &mut self,
-        lanes: L,
-        panel: usize,
-        base: usize,
-        strip: Range<usize>,
-    ) {
+    fn extend_edges<L: Lanes>(&mut self, lanes: L, panel: usize, base: usize, strip: Range<usize>) {
         let stack = self.stack;
         for row in strip.clone().step_by(L::ROW_TILE) {
             let end = (row + L::ROW_TILE).min(strip.end);
-            let common = stack.visible(row, base);
-            self.extend(lanes, panel, strip.start, row..end, 0..common);
-            for key in common..stack.visible(end - 1, base) {
-                let seeing = stack.first_seeing(base + key);
-                self.extend(lanes, panel, strip.start, seeing..end, key..key + 1);
+            let (first, last) = (stack.visible(row, base), stack.visible(end - 1, base));
+            // A window below the tile's positions leaves no key to all: each goes alone.
+            let common =
+                if last.start < first.end { last.start..first.end } else { last.end..last.end };
+            let mut key = first.start;
+            while key < last.end {
+                let keys = if key == common.start { common.clone() } else { key..key + 1 };
+                key = keys.end;
+                let seeing = stack.first_seeing(base + keys.end - 1).max(row)
+                    ..stack.first_past(base + keys.start).min(end);
+                self.extend(lanes, panel, strip.start, seeing, keys);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! One step of the online softmax of one row, shared by prefill, decode and scoring.
 
+use std::ops::Range;
+
 use crate::exp::exp;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::{Lanes, MAX_LANES};
@@ -17,19 +19,29 @@ impl Running {
     /// No key seen.
     pub(crate) const EMPTY: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Folds in the first `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces
-    /// them by their weights `exp(s - m')`; what the last vector holds beyond `visible` becomes +0,
-    /// what lies behind it is not touched. Returns the factor `exp(m - m')` of everything summed
-    /// before (0 in the first block).
+    /// Folds in the `visible` (at least 1) logits of a block, `[KEY_BLOCK]`, and replaces them by
+    /// their weights `exp(s - m')`; what their first and last vector hold beside them becomes +0,
+    /// other vectors are not touched. Returns the factor `exp(m - m')` of everything summed before
+    /// (0 in the first block).
     ///
     /// The sum adds the vectors in ascending order, then their lanes. Weights are never -0, so
     /// hidden lanes, which would add +0, change no bit: the order does not depend on `visible`.
     #[inline(always)]
-    pub(crate) fn fold<L: Lanes>(&mut self, lanes: L, logits: &mut [f32], visible: usize) -> f32 {
-        let max = block_max(lanes, logits, visible).max(self.max);
+    pub(crate) fn fold<L: Lanes>(
+        &mut self,
+        lanes: L,
+        logits: &mut [f32],
+        visible: Range<usize>,
+    ) -> f32 {
+        assert!(visible.start < visible.end && visible.end <= KEY_BLOCK);
+        assert!(logits.len() >= KEY_BLOCK);
+        hide(lanes, logits, &visible);
+        let vectors = visible.start / L::N * L::N..visible.end.next_multiple_of(L::N);
+        let logits = &mut logits[vectors];
+        let max = largest(lanes, logits).max(self.max);
         let splat = lanes.splat(max);
         let mut sums = lanes.splat(0.0);
-        for vector in logits[..visible.next_multiple_of(L::N)].chunks_exact_mut(L::N) {
+        for vector in logits.chunks_exact_mut(L::N) {
             let weight = exp(lanes, lanes.sub(lanes.load(vector), splat));
             lanes.store(weight, vector);
             sums = lanes.add(sums, weight);
@@ -41,19 +53,26 @@ impl Running {
     }
 }
 
-/// Largest of the first `visible` logits, passing over NaN (whose weight then is NaN); sets what
-/// follows them in their last vector to -inf.
+/// Sets what the first and the last vector of the `visible` logits hold beside them to -inf.
 #[inline(always)]
-fn block_max<L: Lanes>(lanes: L, logits: &mut [f32], visible: usize) -> f32 {
-    assert!(visible <= KEY_BLOCK && logits.len() >= KEY_BLOCK);
+fn hide<L: Lanes>(lanes: L, logits: &mut [f32], visible: &Range<usize>) {
     let hidden = lanes.splat(f32::NEG_INFINITY);
-    let tail = visible % L::N;
+    let (before, tail) = (visible.start % L::N, visible.end % L::N);
+    if before > 0 {
+        let first = &mut logits[visible.start - before..];
+        lanes.store(lanes.select(lanes.first(before), hidden, lanes.load(first)), first);
+    }
     if tail > 0 {
-        let last = &mut logits[visible - tail..];
+        let last = &mut logits[visible.end - tail..];
         lanes.store(lanes.select(lanes.first(tail), lanes.load(last), hidden), last);
     }
-    let mut largest = hidden;
-    for vector in logits[..visible.next_multiple_of(L::N)].chunks_exact(L::N) {
+}
+
+/// Largest of whole vectors of logits, passing over NaN (whose weight then is NaN).
+#[inline(always)]
+fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> f32 {
+    let mut largest = lanes.splat(f32::NEG_INFINITY);
+    for vector in logits.chunks_exact(L::N) {
         largest = lanes.max(lanes.load(vector), largest);
     }
     lanes.reduce_max(largest)

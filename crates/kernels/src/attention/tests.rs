@@ -1,8 +1,11 @@
+mod cap;
+mod window;
+
 use super::*;
 use crate::element::{self, Element};
 use crate::isa::{Isa, Tier};
 use crate::kv::{Append, KEY_BLOCK, KvLayout, append_k, append_v};
-use crate::test_data::Random;
+use crate::test_data::{Random, assert_close};
 
 const ELEMENTS: [Element; 3] = [Element::Bf16, Element::F16, Element::F32];
 /// Unit roundoff of f32.
@@ -22,6 +25,8 @@ struct Head {
     v_rows: Vec<u8>,
     k_values: Vec<f32>,
     v_values: Vec<f32>,
+    window: Option<NonZeroUsize>,
+    softcap: Option<f32>,
 }
 
 impl Head {
@@ -49,6 +54,8 @@ impl Head {
             v_rows,
             k_values,
             v_values,
+            window: None,
+            softcap: None,
         };
         let rows = |src| Append { first_pos: 0, rows: n_keys, src, stride: layout.head_dim };
         append_k(isa, layout, &mut head.k, &rows(k));
@@ -60,23 +67,31 @@ impl Head {
         1.0 / (self.layout.head_dim as f32).sqrt()
     }
 
-    /// Dense float64 attention of one query row over keys `0..visible`, and the error bound of the
-    /// f32 kernels.
+    /// Dense float64 attention of one query row over keys `0..visible`, or those of them in the
+    /// window, and the error bound of the f32 kernels.
     ///
     /// A logit is a chain of D rounded steps on a rounded `scale * q`: error at most (2D + 2) u
     /// scale sum|q k| (two roundings a step without FMA). A weight then carries twice that (its own
     /// logit and the common maximum), one rounding of `s - m` for each logit and each maximum (span
     /// u), a few ulp of exp, and per key block one rounded rescale (4 ulp of alpha, two products).
     /// Numerator and denominator are sums of n weights: (2n) u each. The output is an average of
-    /// the values, so its error is that sum of relative errors times the largest |v|.
+    /// the values, so its error is that sum of relative errors times the largest |v|. A soft-cap c
+    /// does not stretch the error of a logit and adds its own, at most 4 c u.
     fn dense(&self, q: &[f32], visible: usize) -> (Vec<f64>, f64) {
         let d = self.layout.head_dim;
         let scale = self.scale() as f64;
         let products = |i: usize| {
             q.iter().zip(&self.k_values[i * d..][..d]).map(|(&a, &b)| a as f64 * b as f64)
         };
-        let logits: Vec<f64> = (0..visible).map(|i| scale * products(i).sum::<f64>()).collect();
-        let magnitude = (0..visible)
+        let keys = self.window.map_or(0, |w| visible.saturating_sub(w.get()))..visible;
+        let cap = self.softcap.map(f64::from);
+        let logits: Vec<f64> = keys
+            .clone()
+            .map(|i| scale * products(i).sum::<f64>())
+            .map(|l| cap.map_or(l, |cap| cap * (l / cap).tanh()))
+            .collect();
+        let magnitude = keys
+            .clone()
             .map(|i| scale * products(i).map(f64::abs).sum::<f64>())
             .fold(0.0, f64::max);
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -87,17 +102,19 @@ impl Head {
             .map(|j| {
                 weights
                     .iter()
-                    .enumerate()
-                    .map(|(i, w)| w * self.v_values[i * d + j] as f64)
+                    .zip(keys.clone())
+                    .map(|(w, i)| w * self.v_values[i * d + j] as f64)
                     .sum::<f64>()
                     / sum
             })
             .collect();
-        let largest =
-            self.v_values[..visible * d].iter().map(|v| v.abs() as f64).fold(0.0, f64::max);
-        let blocks = visible.div_ceil(KEY_BLOCK) as f64;
-        let relative = 2.0 * (2 * d + 2) as f64 * U * magnitude
-            + U * (2.0 * span + 4.0 * visible as f64 + 2.0 * blocks * (8.0 + span) + 16.0);
+        let largest = self.v_values[keys.start * d..keys.end * d]
+            .iter()
+            .map(|v| v.abs() as f64)
+            .fold(0.0, f64::max);
+        let blocks = (keys.end.div_ceil(KEY_BLOCK) - keys.start / KEY_BLOCK) as f64;
+        let relative = 2.0 * U * ((2 * d + 2) as f64 * magnitude + 4.0 * cap.unwrap_or(0.0))
+            + U * (2.0 * span + 4.0 * keys.len() as f64 + 2.0 * blocks * (8.0 + span) + 16.0);
         (out, relative * largest)
     }
 }
@@ -148,6 +165,8 @@ fn run(
         first_pos,
         rows,
         scale: head.scale(),
+        window: head.window,
+        softcap: head.softcap,
         q_stride: stride,
         col,
     };
@@ -342,7 +361,9 @@ fn run_one(isa: Isa, head: &Head, q: &mut [f32], segments: &[(usize, usize)]) {
         .collect();
     let mut scratch =
         vec![f32::NAN; attend_one_scratch_len(head.layout, q.len() / head.layout.head_dim)];
-    attend_one(isa, head.layout, head.scale(), q, &segments, &mut scratch);
+    let (layout, scale, softcap) = (head.layout, head.scale(), head.softcap);
+    let attend = AttendOne { layout, scale, softcap, segments: &segments };
+    attend_one(isa, &attend, q, &mut scratch);
 }
 
 #[test]

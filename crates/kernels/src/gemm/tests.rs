@@ -1,6 +1,6 @@
 use super::*;
 use crate::quant::{BlockType, dequantize};
-use crate::test_data::{Random, bits, chain, ulps};
+use crate::test_data::{Random, bits, chain, is_close, ulps};
 
 /// A product with f32 weights `[n, k]` and its expected sums.
 struct Case {
@@ -176,6 +176,12 @@ fn epilogues_apply_their_formula_to_the_finished_sum() {
                 assert_eq!(bits(&run(Epilogue::Bias(&bias))), biased, "{name} bias");
                 let added = expect(&|at| old[at] + sums[at]);
                 assert_eq!(bits(&run(Epilogue::Add)), added, "{name} add");
+                for factor in [0.22, -3.0] {
+                    let scaled =
+                        expect(&|at| chain(isa, old[at], [(factor, sums[at])].into_iter()));
+                    let got = bits(&run(Epilogue::AddScaled(factor)));
+                    assert_eq!(got, scaled, "{name} add {factor}");
+                }
                 let product = expect(&|at| old[at] * sums[at]);
                 assert_eq!(bits(&run(Epilogue::Mul)), product, "{name} mul");
                 for (got, &sum) in run(Epilogue::Silu).into_iter().zip(&sums) {
@@ -183,6 +189,19 @@ fn epilogues_apply_their_formula_to_the_finished_sum() {
                     // The bound of `silu`, which its own tests establish.
                     let error = ulps(got, sum / (1.0 + (-sum).exp()));
                     assert!(error <= 4.5, "{name} silu of {sum}: {error} ulp");
+                }
+                for (got, &sum) in run(Epilogue::GeluTanh).into_iter().zip(&sums) {
+                    let x = f64::from(sum);
+                    let w = (8.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    let want = x / (1.0 + (-w).exp());
+                    // The bounds of `gelu_tanh`, which its own tests establish.
+                    let bound = 4.5 + 7.0 * w.abs() / (1.0 + w.exp());
+                    let close = if x < -10.0 {
+                        is_close(got, want, 4e-38)
+                    } else {
+                        ulps(got, want) <= bound
+                    };
+                    assert!(close, "{name} gelu of {sum}: {got} for {want}");
                 }
             }
         }
@@ -258,4 +277,30 @@ fn shapes_that_do_not_fit_are_refused() {
         assert!(refused(|g| g.panels = &g.panels[1..], 2 * n, n), "{} panels", isa.name());
         assert!(refused(|g| g.epilogue = Epilogue::Bias(&[0.0]), 2 * n, n), "{} bias", isa.name());
     }
+}
+
+#[test]
+fn an_activation_by_itself_has_the_bits_of_its_epilogue() {
+    for isa in Isa::available() {
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            for cols in [1, 7, 8, 17, 2 * panel_width(isa) + 3] {
+                let (gates, ups) = (Case::new(isa, 1, 9, cols), Case::new(isa, 1, 10, cols));
+                let mut want = vec![0.0; cols];
+                gemm_panels(isa, gates.gemm(activation.into()), &mut want, cols);
+                gemm_panels(isa, ups.gemm(Epilogue::Mul), &mut want, cols);
+                let mut got = gates.product();
+                activate_and_multiply(isa, activation, &mut got, &ups.product());
+                assert_eq!(bits(&got), bits(&want), "{} {activation:?} {cols}", isa.name());
+            }
+        }
+        let (mut gate, up) = ([f32::NAN, 2.0, 3.0], [1.0, 1.0, f32::NAN]);
+        activate_and_multiply(isa, Activation::GeluTanh, &mut gate, &up);
+        assert!(gate[0].is_nan() && gate[1].is_finite() && gate[2].is_nan(), "{}", isa.name());
+    }
+}
+
+#[test]
+#[should_panic(expected = "one gate for each value")]
+fn gates_of_another_number_are_refused() {
+    activate_and_multiply(Isa::detect(), Activation::Silu, &mut [1.0; 3], &[1.0; 4]);
 }

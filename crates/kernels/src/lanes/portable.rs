@@ -224,6 +224,19 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn lookup_nibbles(self, table: &[i8; 16], src: &[u8]) -> ([i32; N], [i32; N]) {
+        let bytes = self.load_u8(src);
+        let low = map(bytes, |byte| i32::from(table[(byte & 15) as usize]));
+        let high = map(bytes, |byte| i32::from(table[(byte >> 4) as usize]));
+        (low, high)
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, half: [u8; 2]) -> [f32; N] {
+        [f16_to_f32(u16::from_le_bytes(half)); N]
+    }
+
+    #[inline(always)]
     fn load_bf16(self, src: &[u8]) -> [f32; N] {
         map(halves(src, 2), bf16_to_f32)
     }

@@ -187,6 +187,21 @@ lane_test!(integers_wrap_shift_and_convert, lanes: L, {
     }
 });
 
+lane_test!(nibbles_index_a_table_of_signed_bytes, lanes: L, {
+    let mut random = Random::new(13);
+    for _ in 0..100 {
+        let table: [i8; 16] = std::array::from_fn(|_| random.bits() as i8);
+        // Longer than a vector: what follows must not matter.
+        let bytes: Vec<u8> = (0..L::N + 3).map(|_| random.bits() as u8).collect();
+        let (low, high) = lanes.lookup_nibbles(&table, &bytes);
+        for (i, byte) in bytes[..L::N].iter().enumerate() {
+            let want = (f32::from(table[usize::from(*byte) & 15]), f32::from(table[usize::from(*byte) >> 4]));
+            let got = (lanes_of(lanes, lanes.to_f32(low))[i], lanes_of(lanes, lanes.to_f32(high))[i]);
+            assert_eq!(got, want, "lane {i}, byte {byte:#04x}");
+        }
+    }
+});
+
 lane_test!(bytes_extend_with_their_sign, lanes: L, {
     let bytes: Vec<u8> = (0..=255).collect();
     for from in 0..=256 - L::N {
@@ -232,6 +247,10 @@ lane_test!(pairs_split_for_every_16_bit_pattern, lanes: L, {
             assert_eq!(bits(&lanes_of(lanes, bf16)), want, "bf16");
             let want: Vec<f32> = halves.iter().map(|&h| half::f16::from_bits(h).to_f32()).collect();
             assert_eq!(bits(&lanes_of(lanes, f16)), bits(&want), "f16");
+            for (half, want) in halves.iter().zip(want) {
+                let splat = lanes_of(lanes, lanes.splat_f16(half.to_le_bytes()));
+                assert_eq!(bits(&splat), vec![want.to_bits(); L::N], "f16 in every lane");
+            }
         }
     }
 });
@@ -258,6 +277,7 @@ fn slices_shorter_than_a_vector_are_refused() {
         Store,
         LoadU8,
         LoadI8,
+        LookupNibbles,
         LoadBf16,
         LoadF16,
         LoadBf16Pairs,
@@ -284,6 +304,10 @@ fn slices_shorter_than_a_vector_are_refused() {
                 Store => lanes.store(v, &mut floats[..L::N - 1]),
                 LoadU8 => drop(lanes_of(lanes, lanes.to_f32(lanes.load_u8(&bytes[..L::N - 1])))),
                 LoadI8 => drop(lanes_of(lanes, lanes.to_f32(lanes.load_i8(&bytes[..L::N - 1])))),
+                LookupNibbles => {
+                    let (low, _) = lanes.lookup_nibbles(&[0; 16], &bytes[..L::N - 1]);
+                    drop(lanes_of(lanes, lanes.to_f32(low)));
+                }
                 LoadBf16 => drop(lanes_of(lanes, lanes.load_bf16(&bytes[..halves]))),
                 LoadF16 => drop(lanes_of(lanes, lanes.load_f16(&bytes[..halves]))),
                 LoadBf16Pairs => drop(lanes_of(lanes, lanes.load_bf16_pairs(&bytes).0)),
@@ -308,6 +332,7 @@ fn slices_shorter_than_a_vector_are_refused() {
             Store,
             LoadU8,
             LoadI8,
+            LookupNibbles,
             LoadBf16,
             LoadF16,
             LoadBf16Pairs,

@@ -4,22 +4,32 @@ use crate::quant::dequantize;
 use crate::test_data::{Random, assert_close, is_close};
 
 /// Weight bytes of `rows` x `cols`: random quants, scales and floats of about 2^-8.
+///
+/// What is set is the upper byte of each scale, at the stated places: sign and low mantissa bits at
+/// random, the exponent near 2^-8 in binary16 (2^-45 in bfloat16) and in the binary32 of `Q8_K`;
+/// for `MXFP4` the exponent.
 fn weight_bytes(random: &mut Random, block: BlockType, rows: usize, cols: usize) -> Vec<u8> {
     let len = rows * block.row_bytes(cols).unwrap();
     let mut bytes: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
-    let scales: &[usize] = match block {
+    let (places, keep, set): (&[usize], u8, u8) = match block {
         BlockType::F32 => {
             let floats = random.uniform(rows * cols, 0.1);
             return floats.into_iter().flat_map(f32::to_le_bytes).collect();
         }
-        BlockType::F16 | BlockType::BF16 | BlockType::Q5_0 | BlockType::Q8_0 => &[0],
-        BlockType::Q4_1 | BlockType::Q4K => &[0, 2],
-        BlockType::Q6K => &[208],
+        BlockType::F16 | BlockType::BF16 => (&[1], 0x83, 0x1c),
+        BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 => (&[1], 0x83, 0x1c),
+        BlockType::Q8_1 | BlockType::IQ4NL | BlockType::IQ4XS => (&[1], 0x83, 0x1c),
+        BlockType::Q4_1 | BlockType::Q5_1 => (&[1, 3], 0x83, 0x1c),
+        BlockType::Q4K | BlockType::Q5K => (&[1, 3], 0x83, 0x1c),
+        BlockType::Q2K => (&[81, 83], 0x83, 0x1c),
+        BlockType::Q3K => (&[109], 0x83, 0x1c),
+        BlockType::Q6K => (&[209], 0x83, 0x1c),
+        BlockType::Q8K => (&[3], 0x80, 0x3b),
+        BlockType::MXFP4 => (&[0], 0x03, 0x74),
     };
     for block in bytes.chunks_exact_mut(block.block_bytes()) {
-        for &at in scales {
-            // Sign and low mantissa at random, exponent near 2^-8 in binary16 (2^-45 in bfloat16).
-            block[at + 1] = block[at + 1] & 0x83 | 0x1c;
+        for &at in places {
+            block[at] = block[at] & keep | set;
         }
     }
     bytes

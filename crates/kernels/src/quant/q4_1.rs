@@ -10,7 +10,7 @@
 
 use crate::lanes::Lanes;
 
-use super::runs::{QuantFormat, RUN, Sink, scale_f16};
+use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
@@ -28,8 +28,8 @@ impl QuantFormat<BYTES, 1> for Q4_1 {
     #[inline(always)]
     fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
         let [d0, d1, m0, m1, nibbles @ ..] = block;
-        let d = lanes.splat(scale_f16([*d0, *d1]));
-        let m = lanes.splat(scale_f16([*m0, *m1]));
+        let d = lanes.splat_f16([*d0, *d1]);
+        let m = lanes.splat_f16([*m0, *m1]);
         let half = HALF / L::N;
         for i in 0..half {
             let both = lanes.load_u8(&nibbles[i * L::N..]);

@@ -11,9 +11,10 @@
 //! Both products are exact in f32 (at most 11 + 6 + 4 significant bits), so the one rounding is
 //! that of the difference.
 
+use crate::element::f16_to_f32;
 use crate::lanes::Lanes;
 
-use super::runs::{QuantFormat, RUN, Sink, scale_f16};
+use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 256;
@@ -21,9 +22,7 @@ pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 144;
 /// Groups of a block; a group shares a scale and a minimum and is one run.
 pub(super) const GROUPS: usize = LEN / RUN;
-const SCALE_BYTES: usize = 12;
-const _: () = assert!(BYTES == 2 + 2 + SCALE_BYTES + LEN / 2);
-const _: () = assert!(SCALE_BYTES * 8 == GROUPS * (6 + 6));
+const _: () = assert!(BYTES == Groups::BYTES + LEN / 2);
 
 /// The format.
 pub(crate) struct Q4K;
@@ -31,17 +30,8 @@ pub(crate) struct Q4K;
 impl QuantFormat<BYTES, GROUPS> for Q4K {
     #[inline(always)]
     fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
-        let [d0, d1, m0, m1, s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, nibbles @ ..] =
-            block;
-        let d = scale_f16([*d0, *d1]);
-        let dmin = scale_f16([*m0, *m1]);
-        let (scales, mins) = unpack_scales([
-            u32::from_le_bytes([*s0, *s1, *s2, *s3]),
-            u32::from_le_bytes([*s4, *s5, *s6, *s7]),
-            u32::from_le_bytes([*s8, *s9, *s10, *s11]),
-        ]);
-        let scales = scales.map(|scale| d * f32::from(scale));
-        let offsets = mins.map(|min| -(dmin * f32::from(min)));
+        let (groups, nibbles) = block.split_at(Groups::BYTES);
+        let Groups { scales, offsets } = Groups::unpack(groups);
         let (pairs, _) = nibbles.as_chunks::<RUN>();
         for (pair, nibbles) in pairs.iter().enumerate() {
             let (low_group, high_group) = (2 * pair, 2 * pair + 1);
@@ -56,6 +46,33 @@ impl QuantFormat<BYTES, GROUPS> for Q4K {
                 sink.put(lanes, low_group, i, lanes.fma(low, low_scale, low_offset));
                 sink.put(lanes, high_group, i, lanes.fma(high, high_scale, high_offset));
             }
+        }
+    }
+}
+
+/// What the groups of a `Q4_K` or `Q5_K` block share: `w = scale * q + offset`.
+pub(super) struct Groups {
+    /// `d * scale` of each group.
+    pub(super) scales: [f32; GROUPS],
+    /// `-(dmin * min)` of each group.
+    pub(super) offsets: [f32; GROUPS],
+}
+
+impl Groups {
+    /// Bytes at the start of a block that hold them: `d`, `dmin`, eight scales, eight minima.
+    pub(super) const BYTES: usize = 2 + 2 + GROUPS * (6 + 6) / 8;
+
+    /// Reads the first [`Groups::BYTES`] bytes of a block.
+    #[inline(always)]
+    pub(super) fn unpack(bytes: &[u8]) -> Groups {
+        let (words, _) = bytes[..Self::BYTES].as_chunks::<4>();
+        let [d0, d1, m0, m1] = words[0];
+        let d = f16_to_f32(u16::from_le_bytes([d0, d1]));
+        let dmin = f16_to_f32(u16::from_le_bytes([m0, m1]));
+        let (scales, mins) = unpack_scales([1, 2, 3].map(|word| u32::from_le_bytes(words[word])));
+        Groups {
+            scales: scales.map(|scale| d * f32::from(scale)),
+            offsets: mins.map(|min| -(dmin * f32::from(min))),
         }
     }
 }

@@ -10,7 +10,8 @@
 
 use crate::lanes::{Lanes, MAX_LANES};
 
-use super::runs::{QuantFormat, RUN, Sink, scale_f16};
+use super::bit_word::{add_where_set, units};
+use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
@@ -20,6 +21,8 @@ const _: () = assert!(BYTES == 2 + LEN / 8 + LEN / 2);
 /// Elements in the low nibbles, and in the high ones.
 const HALF: usize = LEN / 2;
 const _: () = assert!(LEN == RUN);
+/// With its fifth bit set, `q - 16` is the lower four bits; a clear one lowers it by 16.
+const CLEAR: [f32; MAX_LANES] = units(-16.0);
 
 /// The format.
 pub(crate) struct Q5_0;
@@ -28,7 +31,7 @@ impl QuantFormat<BYTES, 1> for Q5_0 {
     #[inline(always)]
     fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
         let [d0, d1, f0, f1, f2, f3, nibbles @ ..] = block;
-        let d = lanes.splat(scale_f16([*d0, *d1]));
+        let d = lanes.splat_f16([*d0, *d1]);
         let clear = lanes.splat_i32(!i32::from_le_bytes([*f0, *f1, *f2, *f3]));
         let half = HALF / L::N;
         for i in 0..half {
@@ -36,41 +39,10 @@ impl QuantFormat<BYTES, 1> for Q5_0 {
             let low = lanes.and(both, lanes.splat_i32(0x0f));
             let high = lanes.shr(both, 4);
             let first = (i * L::N) as i32;
-            let low = quants(lanes, low, lanes.shr(clear, first));
-            let high = quants(lanes, high, lanes.shr(clear, HALF as i32 + first));
+            let low = add_where_set(lanes, low, lanes.shr(clear, first), &CLEAR);
+            let high = add_where_set(lanes, high, lanes.shr(clear, HALF as i32 + first), &CLEAR);
             sink.put(lanes, 0, i, lanes.mul(low, d));
             sink.put(lanes, 0, half + i, lanes.mul(high, d));
         }
     }
 }
-
-/// `q - 16` from the lower four bits of `q` and the inverted fifth bits, lane 0's in bit 0.
-///
-/// With the fifth bit set `q - 16` is the lower four bits; a clear one lowers it by 16.
-#[inline(always)]
-fn quants<L: Lanes>(lanes: L, lower: L::I, clear: L::I) -> L::V {
-    let clear = lanes.and(clear, lanes.to_bits(lanes.load(&LANE_BIT)));
-    lanes.fma(lanes.to_f32(clear), lanes.load(&LANE_UNIT), lanes.to_f32(lower))
-}
-
-/// An integer with bit i set in lane i, in the guise of a float, which is what can be loaded.
-const LANE_BIT: [f32; MAX_LANES] = {
-    let mut bits = [0.0; MAX_LANES];
-    let mut lane = 0;
-    while lane < MAX_LANES {
-        bits[lane] = f32::from_bits(1 << lane);
-        lane += 1;
-    }
-    bits
-};
-
-/// What times that integer is -16, in each lane.
-const LANE_UNIT: [f32; MAX_LANES] = {
-    let mut units = [0.0; MAX_LANES];
-    let mut lane = 0;
-    while lane < MAX_LANES {
-        units[lane] = -16.0 / (1 << lane) as f32;
-        lane += 1;
-    }
-    units
-};

@@ -14,9 +14,10 @@
 //!
 //! The product has at most 11 + 7 + 5 significant bits: decoding is exact.
 
+use crate::element::f16_to_f32;
 use crate::lanes::Lanes;
 
-use super::runs::{QuantFormat, RUN, Sink, scale_f16};
+use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 256;
@@ -39,7 +40,7 @@ impl QuantFormat<BYTES, RUNS> for Q6K {
         let (lower, rest) = block.split_at(LEN / 2);
         let (upper, rest) = rest.split_at(LEN / 4);
         let (scales, d) = rest.split_at(GROUPS);
-        let d = scale_f16([d[0], d[1]]);
+        let d = f16_to_f32(u16::from_le_bytes([d[0], d[1]]));
         let (lower, _) = lower.as_chunks::<RUN>();
         let (upper, _) = upper.as_chunks::<RUN>();
         let nibble = lanes.splat_i32(0x0f);

@@ -9,7 +9,7 @@
 
 use crate::lanes::Lanes;
 
-use super::runs::{QuantFormat, RUN, Sink, scale_f16};
+use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
 pub(super) const LEN: usize = 32;
@@ -25,7 +25,7 @@ impl QuantFormat<BYTES, 1> for Q8_0 {
     #[inline(always)]
     fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
         let [d0, d1, quants @ ..] = block;
-        let d = lanes.splat(scale_f16([*d0, *d1]));
+        let d = lanes.splat_f16([*d0, *d1]);
         for i in 0..RUN / L::N {
             let q = lanes.load_i8(&quants[i * L::N..]);
             sink.put(lanes, 0, i, lanes.mul(lanes.to_f32(q), d));

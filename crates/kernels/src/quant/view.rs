@@ -52,6 +52,34 @@ pub enum WeightError {
     },
 }
 
+/// Where the rows of a weight matrix lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowOrder {
+    /// Row n is the n-th.
+    #[default]
+    AsStored,
+    /// The rows of every head, `head_dim` of them, are read in the order 0, D/2, 1, D/2 + 1, ...:
+    /// projections stored for rotation of a head's halves then rotate by neighbouring pairs.
+    NeighbouringHalves {
+        /// D, even; divides the number of rows.
+        head_dim: usize,
+    },
+}
+
+impl RowOrder {
+    /// Where row `n` lies.
+    #[inline]
+    pub fn stored(self, n: usize) -> usize {
+        match self {
+            RowOrder::AsStored => n,
+            RowOrder::NeighbouringHalves { head_dim } => {
+                let (head, row) = (n / head_dim, n % head_dim);
+                head * head_dim + row % 2 * (head_dim / 2) + row / 2
+            }
+        }
+    }
+}
+
 /// A borrowed row-major weight matrix `[N, K]` (N output features, K input features) in a block
 /// type.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +89,7 @@ pub struct WeightView<'a> {
     cols: usize,
     row_bytes: usize,
     bytes: &'a [u8],
+    order: RowOrder,
 }
 
 impl<'a> WeightView<'a> {
@@ -85,7 +114,20 @@ impl<'a> WeightView<'a> {
         if bytes.len() != expected {
             return Err(WeightError::Length { block, rows, cols, expected, actual: bytes.len() });
         }
-        Ok(Self { block, rows, cols, row_bytes, bytes })
+        Ok(Self { block, rows, cols, row_bytes, bytes, order: RowOrder::AsStored })
+    }
+
+    /// The same matrix with its rows in another order.
+    ///
+    /// # Panics
+    /// If a head has an odd number of rows, or the rows are not whole heads.
+    #[must_use]
+    pub fn with_order(self, order: RowOrder) -> Self {
+        if let RowOrder::NeighbouringHalves { head_dim } = order {
+            let whole = head_dim > 0 && head_dim.is_multiple_of(2);
+            assert!(whole && self.rows.is_multiple_of(head_dim), "heads of {head_dim} rows");
+        }
+        Self { order, ..self }
     }
 
     /// Storage type.
@@ -106,7 +148,7 @@ impl<'a> WeightView<'a> {
         self.cols
     }
 
-    /// All bytes, row after row.
+    /// All bytes, row after row as stored.
     #[must_use]
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
@@ -120,6 +162,7 @@ impl<'a> WeightView<'a> {
     #[inline]
     pub fn row(&self, n: usize) -> &'a [u8] {
         assert!(n < self.rows, "row {n} of a matrix of {} rows", self.rows);
+        let n = self.order.stored(n);
         &self.bytes[n * self.row_bytes..(n + 1) * self.row_bytes]
     }
 
@@ -144,7 +187,7 @@ impl<'a> WeightView<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockType, WeightError, WeightView};
+    use super::{BlockType, RowOrder, WeightError, WeightView};
 
     #[test]
     fn rejects_lengths_that_do_not_match_the_shape() {
@@ -200,6 +243,22 @@ mod tests {
         assert_eq!(view.row_part(1, 32..64), &bytes[60..80]);
         assert_eq!(view.row_part(2, 0..64), view.row(2));
         assert!(view.row_part(0, 32..32).is_empty());
+    }
+
+    #[test]
+    fn neighbouring_halves_interleave_the_rows_of_each_head() {
+        let bytes: Vec<u8> = (0..8u8).flat_map(|row| [row, 0]).collect();
+        let view = WeightView::new(BlockType::F16, 8, 1, &bytes).unwrap();
+        let view = view.with_order(RowOrder::NeighbouringHalves { head_dim: 4 });
+        let rows: Vec<u8> = (0..8).map(|row| view.row(row)[0]).collect();
+        assert_eq!(rows, [0, 2, 1, 3, 4, 6, 5, 7]);
+    }
+
+    #[test]
+    #[should_panic(expected = "heads of 6 rows")]
+    fn rows_that_are_no_whole_heads_have_no_such_order() {
+        let view = WeightView::new(BlockType::F16, 8, 1, &[0; 16]).unwrap();
+        let _ = view.with_order(RowOrder::NeighbouringHalves { head_dim: 6 });
     }
 
     #[test]

@@ -11,6 +11,7 @@ struct Scene {
     q: Vec<f32>,
     n_keys: usize,
     rows: usize,
+    softcap: Option<f32>,
 }
 
 impl Scene {
@@ -28,13 +29,21 @@ impl Scene {
             (vec![0; keys.len() * layout.element.bytes()], vec![0.0; keys.len()]);
         element::store(isa, layout.element, keys, &mut stored);
         element::load(isa, layout.element, &stored, &mut k_values);
-        Scene { layout, k, k_values, q: Random::new(7).uniform(rows * d, 2.0), n_keys, rows }
+        Scene {
+            layout,
+            k,
+            k_values,
+            q: Random::new(7).uniform(rows * d, 2.0),
+            n_keys,
+            rows,
+            softcap: None,
+        }
     }
 
     fn head(&self) -> ScoreHead<'_> {
         let scale = 1.0 / (self.layout.head_dim as f32).sqrt();
-        let Scene { layout, n_keys, rows, .. } = *self;
-        ScoreHead { layout, k: &self.k, n_keys, q: &self.q, rows, scale }
+        let Scene { layout, n_keys, rows, softcap, .. } = *self;
+        ScoreHead { layout, k: &self.k, n_keys, q: &self.q, rows, scale, softcap }
     }
 
     fn scratch(&self) -> Vec<f32> {
@@ -59,7 +68,7 @@ impl Scene {
         means
     }
 
-    /// float64 logits of a row, masked keys left out.
+    /// float64 logits of a row, capped if the scene caps them, masked keys left out.
     fn logits(&self, row: usize) -> Vec<f64> {
         let (d, head) = (self.layout.head_dim, self.head());
         let q = &self.q[row * d..][..d];
@@ -70,6 +79,10 @@ impl Scene {
             .chunks_exact(d)
             .take(visible)
             .map(|k| dot(k) * f64::from(head.scale))
+            .map(|l| match self.softcap.map(f64::from) {
+                Some(cap) => cap * (l / cap).tanh(),
+                None => l,
+            })
             .collect()
     }
 }
@@ -83,10 +96,12 @@ const SHAPES: [(usize, usize); 9] =
 /// most 4 D in magnitude, so its chain of D steps, two roundings each, on a rounded `scale * q` is
 /// off by at most (2D + 2) 4 sqrt(D) 2^-24, and so is a maximum. A sum of up to 500 weights, each
 /// with a few roundings more and an argument below 8 sqrt(D), is off by twice that, relative to
-/// itself, plus 2^-24 (500 + 16 sqrt(D) + 64).
-fn bounds(d: usize) -> (f64, f64) {
+/// itself, plus 2^-24 (500 + 16 sqrt(D) + 64). A soft-cap c does not stretch the error of a logit
+/// and adds its own, 4 c 2^-24.
+fn bounds(d: usize, softcap: Option<f32>) -> (f64, f64) {
     let (d, unit) = (d as f64, 2f64.powi(-24));
-    let logit = (2.0 * d + 2.0) * 4.0 * d.sqrt() * unit;
+    let cap = f64::from(softcap.unwrap_or(0.0));
+    let logit = ((2.0 * d + 2.0) * 4.0 * d.sqrt() + 4.0 * cap) * unit;
     (logit, 2.0 * logit + unit * (500.0 + 16.0 * d.sqrt() + 64.0))
 }
 
@@ -97,26 +112,58 @@ fn both_passes_match_a_dense_float64_softmax() {
             for (n_keys, rows) in SHAPES {
                 for d in [2, 80] {
                     let scene = Scene::new(KvLayout { head_dim: d, element }, n_keys, rows);
-                    let name = format!("{} {element:?} S {n_keys} W {rows} D {d}", isa.name());
-                    let (logit, relative) = bounds(d);
-                    let (max, sum) = scene.stats(isa);
-                    let mut want = vec![0.0; n_keys];
-                    for row in 0..rows {
-                        let logits = scene.logits(row);
-                        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                        let total: f64 = logits.iter().map(|l| (l - largest).exp()).sum();
-                        assert_close(&name, max[row], largest, logit);
-                        assert_close(&name, sum[row], total, relative * total);
-                        for (mean, l) in want.iter_mut().zip(&logits) {
-                            *mean += (l - largest).exp() / total / rows as f64;
-                        }
-                    }
-                    for (&got, want) in scene.means(isa, n_keys).iter().zip(want) {
-                        // Numerator and denominator each have the relative bound.
-                        assert_close(&name, got, want, 2.0 * relative * want);
-                    }
+                    scene.check(isa);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn both_passes_match_it_with_a_soft_cap() {
+    for isa in Isa::available() {
+        for (n_keys, rows) in SHAPES {
+            for (d, cap) in [(2, 0.25), (80, 1.0), (256, 50.0)] {
+                let layout = KvLayout { head_dim: d, element: Element::Bf16 };
+                let softcap = Some(cap);
+                Scene { softcap, ..Scene::new(layout, n_keys, rows) }.check(isa);
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "off by")]
+fn a_cap_that_is_ignored_is_found() {
+    let layout = KvLayout { head_dim: 80, element: Element::F32 };
+    let capped = Scene { softcap: Some(1.0), ..Scene::new(layout, 160, 33) };
+    let (max, _) = Scene::new(layout, 160, 33).stats(Isa::detect());
+    let largest = capped.logits(0).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    assert_close("uncapped", max[0], largest, bounds(80, Some(1.0)).0);
+}
+
+impl Scene {
+    /// Compares both passes with float64.
+    #[track_caller]
+    fn check(&self, isa: Isa) {
+        let Scene { layout: KvLayout { head_dim: d, element }, n_keys, rows, softcap, .. } = *self;
+        let name = format!("{} {element:?} S {n_keys} W {rows} D {d} {softcap:?}", isa.name());
+        let (logit, relative) = bounds(d, softcap);
+        let (max, sum) = self.stats(isa);
+        let mut want = vec![0.0; n_keys];
+        for row in 0..rows {
+            let logits = self.logits(row);
+            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = logits.iter().map(|l| (l - largest).exp()).sum();
+            assert_close(&name, max[row], largest, logit);
+            assert_close(&name, sum[row], total, relative * total);
+            for (mean, l) in want.iter_mut().zip(&logits) {
+                *mean += (l - largest).exp() / total / rows as f64;
+            }
+        }
+        for (&got, want) in self.means(isa, n_keys).iter().zip(want) {
+            // Numerator and denominator each have the relative bound.
+            assert_close(&name, got, want, 2.0 * relative * want);
         }
     }
 }
@@ -125,15 +172,18 @@ fn both_passes_match_a_dense_float64_softmax() {
 fn scores_do_not_depend_on_the_range() {
     for isa in Isa::available() {
         for (n_keys, rows) in SHAPES {
-            let scene = Scene::new(KvLayout { head_dim: 16, element: Element::Bf16 }, n_keys, rows);
-            let whole = scene.means(isa, n_keys);
-            for step in [1, 3, 16, 127, 128, 130] {
-                let sliced = scene.means(isa, step);
-                assert!(
-                    whole.iter().zip(&sliced).all(|(a, b)| a.to_bits() == b.to_bits()),
-                    "{} {step}",
-                    isa.name()
-                );
+            for softcap in [None, Some(0.5)] {
+                let layout = KvLayout { head_dim: 16, element: Element::Bf16 };
+                let scene = Scene { softcap, ..Scene::new(layout, n_keys, rows) };
+                let whole = scene.means(isa, n_keys);
+                for step in [1, 3, 16, 127, 128, 130] {
+                    let sliced = scene.means(isa, step);
+                    assert!(
+                        whole.iter().zip(&sliced).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{} {step} {softcap:?}",
+                        isa.name()
+                    );
+                }
             }
         }
     }

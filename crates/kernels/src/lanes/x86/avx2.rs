@@ -192,6 +192,30 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn lookup_nibbles(self, table: &[i8; 16], src: &[u8]) -> (__m256i, __m256i) {
+        assert!(src.len() >= N);
+        // SAFETY: 8 readable bytes by the assertion, 16 by the table's type; the token proves the
+        // instructions.
+        let (table, bytes) = unsafe {
+            (_mm_loadu_si128(table.as_ptr().cast()), _mm_loadl_epi64(src.as_ptr().cast()))
+        };
+        registers!({
+            let nibble = _mm_set1_epi8(15);
+            let low = _mm_and_si128(bytes, nibble);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), nibble);
+            (
+                _mm256_cvtepi8_epi32(_mm_shuffle_epi8(table, low)),
+                _mm256_cvtepi8_epi32(_mm_shuffle_epi8(table, high)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, half: [u8; 2]) -> __m256 {
+        registers!(_mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(half))))
+    }
+
+    #[inline(always)]
     fn load_bf16(self, src: &[u8]) -> __m256 {
         assert!(src.len() >= 2 * N);
         // SAFETY: 16 readable bytes by the assertion; the token proves the instructions.

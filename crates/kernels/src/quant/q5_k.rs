@@ -1,0 +1,57 @@
+//! `Q5_K`: 256 elements in eight groups of 32, each with a 6-bit scale and a 6-bit minimum;
+//! `w = (d * scale) * q - dmin * min`.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..16 | scales and minima as in `Q4_K`, see [`Groups`] |
+//! | 16..48 | fifth bits of `q`: bit g of byte j belongs to element j of group g |
+//! | 48..176 | lower four bits: 32 bytes per pair of groups, low nibbles the first, high the second |
+//!
+//! Both products are exact in f32 (at most 11 + 6 + 5 significant bits), so the one rounding is
+//! that of the difference.
+
+use crate::lanes::Lanes;
+
+use super::q4_k::{GROUPS, Groups};
+use super::runs::{QuantFormat, RUN, Sink};
+
+/// Elements of a block.
+pub(super) const LEN: usize = 256;
+/// Bytes of a block.
+pub(super) const BYTES: usize = 176;
+const _: () = assert!(LEN == GROUPS * RUN);
+const _: () = assert!(BYTES == Groups::BYTES + LEN / 8 + LEN / 2);
+
+/// The format.
+pub(crate) struct Q5K;
+
+impl QuantFormat<BYTES, GROUPS> for Q5K {
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, block: &[u8; BYTES], sink: &mut impl Sink<L>) {
+        let (groups, rest) = block.split_at(Groups::BYTES);
+        let (fifths, nibbles) = rest.split_at(LEN / 8);
+        let Groups { scales, offsets } = Groups::unpack(groups);
+        let (pairs, _) = nibbles.as_chunks::<RUN>();
+        let nibble = lanes.splat_i32(0x0f);
+        let fifth_bit = lanes.splat_i32(0x10);
+        for (pair, nibbles) in pairs.iter().enumerate() {
+            let (low_group, high_group) = (2 * pair, 2 * pair + 1);
+            let (low_scale, low_offset) =
+                (lanes.splat(scales[low_group]), lanes.splat(offsets[low_group]));
+            let (high_scale, high_offset) =
+                (lanes.splat(scales[high_group]), lanes.splat(offsets[high_group]));
+            for i in 0..RUN / L::N {
+                let both = lanes.load_u8(&nibbles[i * L::N..]);
+                // Bits 4 and up: shifted right by the number of the group, its bit has the weight
+                // 16.
+                let eight = lanes.shl(lanes.load_u8(&fifths[i * L::N..]), 4);
+                let low_fifth = lanes.and(lanes.shr(eight, low_group as i32), fifth_bit);
+                let high_fifth = lanes.and(lanes.shr(eight, high_group as i32), fifth_bit);
+                let low = lanes.to_f32(lanes.or(lanes.and(both, nibble), low_fifth));
+                let high = lanes.to_f32(lanes.or(lanes.shr(both, 4), high_fifth));
+                sink.put(lanes, low_group, i, lanes.fma(low, low_scale, low_offset));
+                sink.put(lanes, high_group, i, lanes.fma(high, high_scale, high_offset));
+            }
+        }
+    }
+}
