@@ -3,8 +3,8 @@
 //! | region | columns | holds, in order |
 //! |---|---|---|
 //! | x | d_model | normed input; then the residual stream |
-//! | y | max(Hq D, d_model) | queries; attention output; normed MLP input |
-//! | z | max(d_ff, 2 Hkv D) | keys and values; then the gated MLP product |
+//! | y | max(Hq D, d_model) | queries; attention output; normed MLP input; MLP output to be normed |
+//! | z | max(d_ff, 2 Hkv D, d_model) | keys and values; attention output to be normed; then the gated MLP product |
 //!
 //! A layer never needs more at a time: `2 d_model + d_ff` floats per row for
 //! ordinary shapes.
@@ -25,7 +25,7 @@ impl Strides {
         Strides {
             x: stride(shape.d_model),
             y: stride(q.max(shape.d_model)),
-            z: stride(shape.d_ff.max(2 * kv)),
+            z: stride(shape.d_ff.max(2 * kv).max(shape.d_model)),
         }
     }
 

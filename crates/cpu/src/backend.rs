@@ -17,7 +17,8 @@ use tidekv::backend::{
 };
 use tidekv::bridge::Bridge;
 use tidekv::cache::{ActiveKv, Observation, RetainedKv};
-use tidekv::model::{ModelFile, ModelSpec, Shape};
+use tidekv::model::{Arithmetic, ModelFile, ModelSpec, Shape};
+use tidekv_kernels::attention::soft_cap;
 use tidekv_kernels::element::{self, all_finite};
 use tidekv_kernels::gemm::Epilogue;
 use tidekv_kernels::norm::rms_norm;
@@ -83,8 +84,8 @@ pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
     pub(crate) sizes: CpuSizes,
-    // Verbs without weights need the dimensions of the loaded model.
-    shape: OnceLock<Shape>,
+    // Verbs without weights need what the loaded model is.
+    model: OnceLock<(Shape, Arithmetic)>,
 }
 
 impl Cpu {
@@ -99,7 +100,7 @@ impl Cpu {
             threads: threads.get(),
             reason: error.to_string(),
         })?;
-        Ok(Cpu { isa: sizes.isa, pool, sizes, shape: OnceLock::new() })
+        Ok(Cpu { isa: sizes.isa, pool, sizes, model: OnceLock::new() })
     }
 
     pub(crate) fn compute(&self) -> Compute<'_> {
@@ -107,7 +108,29 @@ impl Cpu {
     }
 
     fn shape(&self) -> &Shape {
-        self.shape.get().expect("verbs run after `upload`, which sets the shape")
+        &self.model().0
+    }
+
+    /// Dimensions and arithmetic of the loaded model.
+    pub(crate) fn model(&self) -> &(Shape, Arithmetic) {
+        self.model.get().expect("verbs run after `upload`, which sets the model")
+    }
+}
+
+impl Cpu {
+    /// What some models do with the products of the output projection.
+    pub(crate) fn finish_logits(&self, weights: &CpuWeights, logits: &mut [f32]) {
+        scale_by(logits, weights.arithmetic.logit_scale);
+        if let Some(cap) = weights.arithmetic.logit_softcap {
+            soft_cap(self.isa, cap, logits);
+        }
+    }
+}
+
+/// Multiplies `values` by `factor`; a factor of 1 costs nothing.
+pub(crate) fn scale_by(values: &mut [f32], factor: f32) {
+    if factor != 1.0 {
+        values.iter_mut().for_each(|value| *value *= factor);
     }
 }
 
@@ -133,8 +156,8 @@ impl Backend for Cpu {
 
     fn upload(&self, spec: &ModelSpec, file: &Arc<ModelFile>) -> Result<CpuWeights, BackendError> {
         let weights = CpuWeights::new(spec, file)?;
-        let shape = self.shape.get_or_init(|| weights.shape.clone());
-        assert_eq!(shape, &weights.shape, "a CPU backend serves one model");
+        let model = self.model.get_or_init(|| (weights.shape.clone(), weights.arithmetic));
+        assert_eq!(model.0, weights.shape, "a CPU backend serves one model");
         Ok(weights)
     }
 
@@ -158,6 +181,7 @@ impl Backend for Cpu {
                 let hidden = &mut piece[..cols.len()];
                 let bytes = table.row_part(token as usize, cols);
                 dequantize(self.isa, table.block(), bytes, hidden);
+                scale_by(hidden, weights.arithmetic.embedding_scale);
                 element::store(self.isa, rows.element, hidden, stored);
             }
         }
@@ -253,11 +277,12 @@ impl Backend for Cpu {
         let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
         let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
         element::load(self.isa, input.element, stored, hidden);
-        rms_norm(self.isa, hidden, &weights.final_norm, weights.norm_eps, normed);
+        rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
         let a = Rows { data: normed, stride: strides.x };
         let logits = &mut logits.floats_mut()[..shape.vocab];
         let c = RowsMut { data: logits, stride: shape.vocab };
         self.compute().product(&weights.head(), (a, 1), c, Epilogue::Store, slab);
+        self.finish_logits(weights, logits);
         match all_finite(self.isa, logits) {
             true => Ok(()),
             false => Err(BackendError::NonFinite { place: "the logits".to_owned(), position: row }),

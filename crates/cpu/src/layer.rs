@@ -11,11 +11,13 @@ use std::sync::Mutex;
 use tidekv::backend::{BackendError, ChunkRows, LayerOf, Workspace};
 use tidekv::bridge::Bridge;
 use tidekv::cache::ActiveKv;
+use tidekv::model::{Arithmetic, Matrix, RopeFrequencies};
+use tidekv_kernels::Isa;
 use tidekv_kernels::attention::{Attend, attend};
 use tidekv_kernels::element::{self, all_finite};
 use tidekv_kernels::gemm::Epilogue;
 use tidekv_kernels::kv::{Append, append_k, append_v};
-use tidekv_kernels::norm::rms_norm;
+use tidekv_kernels::norm::{rms_norm, rms_norm_in_place};
 use tidekv_kernels::rope::rotate;
 
 /// Rows of one task of the row-wise steps: enough that taking a task costs
@@ -55,7 +57,7 @@ impl Cpu {
 
     pub(crate) fn qkv_chunk(
         &self,
-        LayerOf { weights, index }: LayerOf<'_, Self>,
+        LayerOf { weights, index, rope }: LayerOf<'_, Self>,
         rows: &ChunkRows,
         bridge: &Bridge<Self>,
         work: &mut Workspace<Self>,
@@ -68,19 +70,26 @@ impl Cpu {
         let (x, y, z) =
             (&mut x[..len * strides.x], &mut y[..len * strides.y], &mut z[..len * strides.z]);
 
-        // The input passes through y, which the queries overwrite later.
+        // An input to be normed passes through y, which the queries overwrite
+        // later.
         let input = BridgeRows::of(bridge);
         let stored = &bridge.buffer.bytes_view()[rows.bridge_row * input.row_bytes..];
-        let norm = &weights.layers[index].attn_norm;
+        let norm = weights.layers[index].attn_norm.as_deref();
+        let eps = weights.arithmetic.norm_eps;
         let tasks = x.chunks_mut(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
         compute.pool.each(
             tasks.zip(stored.chunks(ROW_TASK * input.row_bytes)),
             |((x, y), stored)| {
                 let rows = x.chunks_mut(strides.x).zip(y.chunks_mut(strides.y));
                 for ((x, y), stored) in rows.zip(stored.chunks(input.row_bytes)) {
-                    let hidden = &mut y[..input.d_model];
-                    element::load(self.isa, input.element, stored, hidden);
-                    rms_norm(self.isa, hidden, norm, weights.norm_eps, &mut x[..input.d_model]);
+                    let (x, hidden) = (&mut x[..input.d_model], &mut y[..input.d_model]);
+                    match norm {
+                        None => element::load(self.isa, input.element, stored, x),
+                        Some(norm) => {
+                            element::load(self.isa, input.element, stored, hidden);
+                            rms_norm(self.isa, hidden, norm, eps, x);
+                        }
+                    }
                 }
             },
         );
@@ -99,13 +108,14 @@ impl Cpu {
             let epilogue = Self::projection_epilogue(weights, index, projection);
             compute.product(&weights.view(matrix), (a, len), c, epilogue, slab);
         }
-        rotate_rows(&compute, weights, rows, (y, strides.y), (z, strides.z));
+        let heads = Heads { weights, index, rope };
+        heads.norm_and_rotate(&compute, rows, (y, strides.y), (z, strides.z));
         append_rows(&compute, weights, rows, (z, strides.z), active);
     }
 
     pub(crate) fn attend_chunk(
         &self,
-        LayerOf { weights, index }: LayerOf<'_, Self>,
+        LayerOf { weights, index, .. }: LayerOf<'_, Self>,
         rows: &ChunkRows,
         bridge: &Bridge<Self>,
         work: &mut Workspace<Self>,
@@ -116,7 +126,7 @@ impl Cpu {
         let first = rows.first_output;
         let n_rows = rows.span.len - first;
         let (slab, threads) = work.scratch.floats_mut().split_at_mut(self.sizes.slab(shape));
-        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
+        let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
         let x = &mut x[first * strides.x..rows.span.len * strides.x];
         let y = &mut y[first * strides.y..rows.span.len * strides.y];
 
@@ -156,7 +166,9 @@ impl Cpu {
                     v: &v[of_head],
                     first_pos: rows.span.start + first + task.start,
                     rows: task.len(),
-                    scale: scale(shape.head_dim),
+                    scale: weights.arithmetic.attention_scale,
+                    window: shape.window(index),
+                    softcap: weights.arithmetic.attention_softcap,
                     q_stride: strides.y,
                     col: head * shape.group() * shape.head_dim,
                 };
@@ -164,15 +176,21 @@ impl Cpu {
             }
         });
 
+        let residual = Residual {
+            compute,
+            weights,
+            norm: weights.layers[index].post_attn_norm.as_deref(),
+            matrix: &weights.matrices(index).o,
+            slab,
+        };
         let a = Rows { data: y, stride: strides.y };
-        let c = RowsMut { data: x, stride: strides.x };
-        let output = weights.view(&weights.matrices(index).o);
-        compute.product(&output, (a, n_rows), c, Epilogue::Add, slab);
+        // Keys and values have left z.
+        residual.add((a, n_rows), (x, strides.x), (z, strides.z));
     }
 
     pub(crate) fn mlp_chunk(
         &self,
-        LayerOf { weights, index }: LayerOf<'_, Self>,
+        LayerOf { weights, index, .. }: LayerOf<'_, Self>,
         rows: &ChunkRows,
         bridge: &mut Bridge<Self>,
         work: &mut Workspace<Self>,
@@ -186,24 +204,36 @@ impl Cpu {
         let y = &mut y[..n_rows * strides.y];
         let z = &mut z[..n_rows * strides.z];
 
-        let norm = &weights.layers[index].mlp_norm;
-        let tasks = x.chunks(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
-        compute.pool.each(tasks, |(x, y)| {
-            for (x, y) in x.chunks(strides.x).zip(y.chunks_mut(strides.y)) {
-                rms_norm(self.isa, &x[..d_model], norm, weights.norm_eps, &mut y[..d_model]);
-            }
-        });
+        let vectors = &weights.layers[index];
+        if let Some(norm) = vectors.mlp_norm.as_deref() {
+            let eps = weights.arithmetic.norm_eps;
+            let tasks = x.chunks(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
+            compute.pool.each(tasks, |(x, y)| {
+                for (x, y) in x.chunks(strides.x).zip(y.chunks_mut(strides.y)) {
+                    rms_norm(self.isa, &x[..d_model], norm, eps, &mut y[..d_model]);
+                }
+            });
+        }
 
         let matrices = weights.matrices(index);
-        let normed = Rows { data: y, stride: strides.y };
-        for (matrix, epilogue) in [(&matrices.gate, Epilogue::Silu), (&matrices.up, Epilogue::Mul)]
-        {
+        let input = match vectors.mlp_norm {
+            Some(_) => Rows { data: y, stride: strides.y },
+            None => Rows { data: x, stride: strides.x },
+        };
+        let activation = weights.activation().into();
+        for (matrix, epilogue) in [(&matrices.gate, activation), (&matrices.up, Epilogue::Mul)] {
             let c = RowsMut { data: z, stride: strides.z };
-            compute.product(&weights.view(matrix), (normed, n_rows), c, epilogue, slab);
+            compute.product(&weights.view(matrix), (input, n_rows), c, epilogue, slab);
         }
+        let residual = Residual {
+            compute,
+            weights,
+            norm: vectors.post_mlp_norm.as_deref(),
+            matrix: &matrices.down,
+            slab,
+        };
         let gated = Rows { data: z, stride: strides.z };
-        let c = RowsMut { data: x, stride: strides.x };
-        compute.product(&weights.view(&matrices.down), (gated, n_rows), c, Epilogue::Add, slab);
+        residual.add((gated, n_rows), (x, strides.x), (y, strides.y));
 
         let output = BridgeRows::of(bridge);
         let at = (rows.bridge_row + first) * output.row_bytes;
@@ -219,37 +249,131 @@ impl Cpu {
     }
 }
 
-/// Factor of attention logits, `1/sqrt(D)`.
-pub(crate) fn scale(head_dim: usize) -> f32 {
-    1.0 / (head_dim as f32).sqrt()
+/// What a projection adds to the residual stream.
+struct Residual<'a> {
+    compute: Compute<'a>,
+    weights: &'a CpuWeights,
+    /// Norm of the product, `[d_model]`, if it has one.
+    norm: Option<&'a [f32]>,
+    matrix: &'a Matrix,
+    slab: &'a mut [f32],
 }
 
-/// Rotates the queries (from `first_query` on) and keys of a chunk.
-fn rotate_rows(
-    compute: &Compute<'_>,
-    weights: &CpuWeights,
-    rows: &ChunkRows,
-    (y, y_stride): (&mut [f32], usize),
-    (z, z_stride): (&mut [f32], usize),
-) {
-    let shape = &weights.shape;
-    let pairs = weights.rope.inverse.len();
-    let tasks = y.chunks_mut(ROW_TASK * y_stride).zip(z.chunks_mut(ROW_TASK * z_stride));
-    compute.pool.each(tasks.enumerate(), |(task, (y, z))| {
-        let (mut cos, mut sin) = ([0.0; MAX_PAIRS], [0.0; MAX_PAIRS]);
-        let (cos, sin) = (&mut cos[..pairs], &mut sin[..pairs]);
-        let rows_of_task = y.chunks_mut(y_stride).zip(z.chunks_mut(z_stride));
-        for (offset, (y, z)) in rows_of_task.enumerate() {
-            let row = task * ROW_TASK + offset;
-            // Positions fit u32: the context is bounded by it.
-            weights.rope.angles((rows.span.start + row) as u32, cos, sin);
-            let queries = if row >= rows.first_query { shape.q_cols() } else { 0 };
-            let heads = y[..queries].chunks_exact_mut(shape.head_dim);
-            for head in heads.chain(z[..shape.kv_cols()].chunks_exact_mut(shape.head_dim)) {
-                rotate(compute.isa, weights.rope_style, head, cos, sin);
+impl Residual<'_> {
+    /// `x += scale * norm(A Wᵀ)` for `rows` rows; the product of a layer with a
+    /// norm waits in `spare`, `[rows, stride]`.
+    fn add(
+        self,
+        (a, rows): (Rows<'_>, usize),
+        (x, x_stride): (&mut [f32], usize),
+        (spare, stride): (&mut [f32], usize),
+    ) {
+        let Residual { compute, weights, norm, matrix, slab } = self;
+        let (view, d_model) = (weights.view(matrix), weights.shape.d_model);
+        let Arithmetic { residual_scale, norm_eps, .. } = weights.arithmetic;
+        let Some(norm) = norm else {
+            let epilogue = match residual_scale {
+                1.0 => Epilogue::Add,
+                factor => Epilogue::AddScaled(factor),
+            };
+            let c = RowsMut { data: x, stride: x_stride };
+            return compute.product(&view, (a, rows), c, epilogue, slab);
+        };
+        let product = RowsMut { data: &mut *spare, stride };
+        compute.product(&view, (a, rows), product, Epilogue::Store, slab);
+        let tasks = x.chunks_mut(ROW_TASK * x_stride).zip(spare.chunks_mut(ROW_TASK * stride));
+        compute.pool.each(tasks, |(x, products)| {
+            for (x, product) in x.chunks_mut(x_stride).zip(products.chunks_mut(stride)) {
+                let product = &mut product[..d_model];
+                rms_norm_in_place(compute.isa, product, norm, norm_eps);
+                add_scaled(x, product, residual_scale);
+            }
+        });
+    }
+}
+
+/// `x += factor * y`; a factor of 1 changes no bit of y.
+pub(crate) fn add_scaled(x: &mut [f32], y: &[f32], factor: f32) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
+}
+
+/// What happens to queries and keys between projection and cache.
+struct Heads<'a> {
+    weights: &'a CpuWeights,
+    index: usize,
+    rope: Option<&'a RopeFrequencies>,
+}
+
+impl Heads<'_> {
+    /// Norms and rotates the queries (from `first_query` on) and keys of a
+    /// chunk.
+    fn norm_and_rotate(
+        &self,
+        compute: &Compute<'_>,
+        rows: &ChunkRows,
+        (y, y_stride): (&mut [f32], usize),
+        (z, z_stride): (&mut [f32], usize),
+    ) {
+        let shape = &self.weights.shape;
+        let tasks = y.chunks_mut(ROW_TASK * y_stride).zip(z.chunks_mut(ROW_TASK * z_stride));
+        compute.pool.each(tasks.enumerate(), |(task, (y, z))| {
+            let mut turn = Turn::new(self.rope);
+            let rows_of_task = y.chunks_mut(y_stride).zip(z.chunks_mut(z_stride));
+            for (offset, (y, z)) in rows_of_task.enumerate() {
+                let row = task * ROW_TASK + offset;
+                let queries = if row >= rows.first_query { shape.q_cols() } else { 0 };
+                let (q, k) = (&mut y[..queries], &mut z[..shape.kv_cols()]);
+                norm_heads(compute.isa, self.weights, self.index, [q, k]);
+                // Positions fit u32: the context is bounded by it.
+                turn.to((rows.span.start + row) as u32);
+                turn.rotate(compute.isa, self.weights, [q, k]);
+            }
+        });
+    }
+}
+
+/// Norms queries and keys of one row, `[Hq * D]` and `[Hkv * D]`, if the model
+/// does that.
+pub(crate) fn norm_heads(isa: Isa, weights: &CpuWeights, layer: usize, rows: [&mut [f32]; 2]) {
+    let Some(norms) = &weights.layers[layer].qk_norm else { return };
+    for (row, norm) in rows.into_iter().zip(norms) {
+        // One head at a time, or all at once: the norm's length says which.
+        for part in row.chunks_exact_mut(norm.len()) {
+            rms_norm_in_place(isa, part, norm, weights.arithmetic.norm_eps);
+        }
+    }
+}
+
+/// Cosines and sines of one position.
+pub(crate) struct Turn<'a> {
+    rope: Option<&'a RopeFrequencies>,
+    cos: [f32; MAX_PAIRS],
+    sin: [f32; MAX_PAIRS],
+}
+
+impl<'a> Turn<'a> {
+    pub(crate) fn new(rope: Option<&'a RopeFrequencies>) -> Self {
+        Turn { rope, cos: [0.0; MAX_PAIRS], sin: [0.0; MAX_PAIRS] }
+    }
+
+    /// Computes the angles of a position.
+    pub(crate) fn to(&mut self, position: u32) {
+        if let Some(rope) = self.rope {
+            let pairs = rope.inverse.len();
+            rope.angles(position, &mut self.cos[..pairs], &mut self.sin[..pairs]);
+        }
+    }
+
+    /// Rotates every head of `rows`; nothing where positions do not enter.
+    pub(crate) fn rotate(&self, isa: Isa, weights: &CpuWeights, rows: [&mut [f32]; 2]) {
+        let Some(rope) = self.rope else { return };
+        let pairs = rope.inverse.len();
+        for row in rows {
+            for head in row.chunks_exact_mut(weights.shape.head_dim) {
+                rotate(isa, weights.rope_style, head, &self.cos[..pairs], &self.sin[..pairs]);
             }
         }
-    });
+    }
 }
 
 /// Appends the keys and values of a chunk, `z` `[rows, z_stride]`, to every

@@ -3,12 +3,11 @@
 
 use crate::activation::Strides;
 use crate::backend::Cpu;
-use crate::layer::scale;
 use crate::sizes::kv_layout;
 use std::ops::Range;
 use tidekv::backend::{ChunkRows, ScoreBlock, Workspace};
 use tidekv::cache::{ActiveKv, Observation, RetainedKv};
-use tidekv::model::Shape;
+use tidekv::model::{Arithmetic, Shape};
 use tidekv::position::Pos;
 use tidekv::select::{ScoreRows, reduce_group};
 use tidekv_kernels::kv::{KEY_BLOCK, KvLayout, gather_k, gather_v};
@@ -25,6 +24,7 @@ fn parts<'a>(floats: &'a [f32], shape: &Shape, window: usize) -> (&'a [f32], Row
 /// One query head's window against the keys of its KV head.
 struct Window<'a> {
     shape: &'a Shape,
+    arithmetic: &'a Arithmetic,
     layout: KvLayout,
     active: &'a ActiveKv<Cpu>,
     queries: &'a [f32],
@@ -43,7 +43,8 @@ impl<'a> Window<'a> {
             n_keys: self.active.len,
             q: &self.queries[head * floats..][..floats],
             rows: self.window,
-            scale: scale(self.shape.head_dim),
+            scale: self.arithmetic.attention_scale,
+            softcap: self.arithmetic.attention_softcap,
         }
     }
 }
@@ -81,7 +82,8 @@ impl Cpu {
         let (queries, rest) = observation.buffer.floats_mut().split_at_mut(stats * shape.head_dim);
         let (max, sum) = rest[..2 * stats].split_at_mut(stats);
         let layout = kv_layout(shape, active.element);
-        let window_of = Window { shape, layout, active, queries, window };
+        let window_of =
+            Window { shape, arithmetic: &self.model().1, layout, active, queries, window };
         let heads = max.chunks_exact_mut(window).zip(sum.chunks_exact_mut(window)).enumerate();
         let scratch = &mut work.scratch.floats_mut()[self.sizes.slab(shape)..];
         self.pool.each_with(heads, scratch, |(head, (max, sum)), scratch| {
@@ -101,7 +103,8 @@ impl Cpu {
         let window = observation.window;
         let (queries, stats) = parts(observation.buffer.floats(), shape, window);
         let layout = kv_layout(shape, active.element);
-        let window_of = Window { shape, layout, active, queries, window };
+        let window_of =
+            Window { shape, arithmetic: &self.model().1, layout, active, queries, window };
         let score_head = |head: usize, keys, out: &mut [f32], scratch: &mut [f32]| {
             let of_head = head * window..(head + 1) * window;
             let stats = RowStats { max: &stats.max[of_head.clone()], sum: &stats.sum[of_head] };

@@ -115,8 +115,8 @@ impl<'a> Measure<'a> {
             tokens,
             d_model: model.spec.shape.d_model,
             norm: (
-                model.file.tensors.final_norm.read(&model.file.gguf),
-                f64::from(model.spec.norm_eps),
+                model.file.tensors.final_norm.read(&model.file.store),
+                f64::from(model.spec.arithmetic.norm_eps),
             ),
             sums: vec![0.0; states],
             last: vec![0.0; states],

@@ -27,7 +27,7 @@ use tidekv::{
     Backend, Element, Error, Model, Observer, Outputs, Progress, RunConfig, Tap, Unobserved,
 };
 use tidekv_cpu::{CpuConfig, CpuSizes, Isa, Tier};
-use tidekv_testkit::{TinySpec, models, tiny_llama, tiny_qwen2};
+use tidekv_testkit::{Arch, TinySpec, models, tiny_families, tiny_llama, tiny_qwen2};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -147,6 +147,9 @@ fn tiny_specs() -> Vec<TinySpec> {
         TinySpec { n_layers: 2, d_model: 1024, d_ff: 33, ..tiny_llama(35) },
         // Prompt and answer reach the context's end.
         TinySpec { context: 210, ..tiny_llama(36) },
+        // Windows in every layer, and in five of six.
+        TinySpec { window: Some(16), ..tiny_llama(38) },
+        tiny_families(39).into_iter().find(|spec| spec.arch == Arch::Gemma3).unwrap(),
     ]
 }
 
@@ -160,9 +163,12 @@ fn large_shapes() -> Vec<(&'static str, Shape)> {
         head_dim: heads[2],
         vocab,
         context: 131_072,
+        windows: Vec::new(),
     };
     let llama = Shape::named("llama-3.1-8b").unwrap();
     let mistral = Shape::named("mistral-7b").unwrap();
+    let window = NonZeroUsize::new(512);
+    let five_of_six = (1..=18).map(|layer| window.filter(|_| layer % 6 != 0)).collect();
     vec![
         ("llama-3.1-8b", llama),
         ("mistral-7b", mistral),
@@ -174,6 +180,10 @@ fn large_shapes() -> Vec<(&'static str, Shape)> {
         ("one KV head, D 256", shape(18, [2048, 16_384], [8, 1, 256], 256_000)),
         ("D 512, one layer", shape(1, [512, 100], [4, 2, 512], 1000)),
         ("narrow MLP", shape(3, [96, 7], [6, 2, 16], 288)),
+        (
+            "gemma-3-270m",
+            Shape { windows: five_of_six, ..shape(18, [640, 2048], [4, 1, 256], 262_144) },
+        ),
     ]
 }
 
@@ -374,6 +384,7 @@ fn plans_grow_with_the_prompt() {
         n_kv_heads: 3,
         head_dim: 64,
         vocab: 1000,
+        windows: Vec::new(),
     };
     for config in configs(900) {
         let config = RunConfig { max_new_tokens: 256, budget: 100, ..config };
@@ -498,6 +509,7 @@ fn shape_of(spec: &TinySpec) -> Shape {
         head_dim: spec.head_dim,
         vocab: spec.vocab,
         context: spec.context,
+        windows: Vec::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::bridge::Bridge;
 use crate::cache::{ActiveKv, DecodeTail, Observation, RetainedKv};
 use crate::element::Element;
 use crate::memory::Charged;
-use crate::model::{ModelError, ModelFile, ModelSpec, Shape};
+use crate::model::{ModelError, ModelFile, ModelSpec, RopeFrequencies, Rotations, Shape};
 use crate::position::Pos;
 use crate::schedule::Span;
 use crate::select::ScoreRows;
@@ -111,6 +111,8 @@ pub struct DecodeRow<'a, B: Backend + ?Sized> {
     pub token: u32,
     /// Its true absolute position, whatever the cache's length.
     pub position: Pos,
+    /// Rotations of the session's prompt.
+    pub rotations: &'a Rotations,
     /// Retained cache of each layer.
     pub retained: &'a [RetainedKv<B>],
     /// Room for new tokens of each layer; row `tail_row` is written.
@@ -263,6 +265,8 @@ pub struct LayerOf<'a, B: Backend + ?Sized> {
     pub weights: &'a B::Weights,
     /// Which layer.
     pub index: usize,
+    /// Its rotation; `None` where positions do not enter.
+    pub rope: Option<&'a RopeFrequencies>,
 }
 
 impl<B: Backend + ?Sized> Clone for LayerOf<'_, B> {

@@ -81,7 +81,9 @@ impl RunConfig {
     }
 
     /// The selection of every layer for a prompt of `n_tokens` tokens: budgets,
-    /// mandatory sets and scratch. Known, and checked, before any compute.
+    /// mandatory sets and scratch. Known, and checked, before any compute. A layer
+    /// with a window keeps exactly the window's last positions under every
+    /// schedule, and takes no part in the budgets.
     ///
     /// # Errors
     /// A budget that cannot hold the mandatory set, or a faulty selector.
@@ -91,10 +93,17 @@ impl RunConfig {
         n_tokens: usize,
     ) -> Result<Vec<SelectionLayout>, SelectError> {
         let selector = self.effective_selector();
-        let request = BudgetRequest { budget: self.budget, n_tokens, n_layers: shape.n_layers };
+        let n_layers = shape.n_global_layers();
+        let request = BudgetRequest { budget: self.budget, n_tokens, n_layers };
         let dims = SelectionDims { n_tokens, kv_heads: shape.n_kv_heads, group: shape.group() };
-        let budgets = selector.budgets(request)?;
-        budgets.into_iter().map(|budget| SelectionLayout::new(&selector, dims, budget)).collect()
+        let mut budgets = selector.budgets(request)?.into_iter();
+        // No later query sees what lies before a layer's window.
+        let last = Selector::new(Scorer::Recency);
+        let layer = |layer: usize| match shape.window(layer) {
+            Some(window) => SelectionLayout::new(&last, dims, window.get().min(n_tokens)),
+            None => SelectionLayout::new(&selector, dims, budgets.next().unwrap_or(n_tokens)),
+        };
+        (0..shape.n_layers).map(layer).collect()
     }
 
     /// Rows of the decode tail: one per generated token that is fed back. The

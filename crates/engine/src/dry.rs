@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::element::Element;
 use crate::error::Error;
 use crate::memory::{Accountant, Breakdown, Moment, WeightBytes};
-use crate::model::{ModelFile, ModelSpec, Shape};
+use crate::model::{ModelFile, ModelSpec, Rotations, Shape};
 use crate::observe::Observer;
 use crate::prefill::{Device, prefill, workspace};
 use std::ops::Range;
@@ -57,7 +57,9 @@ impl Dry {
         observer: &mut dyn Observer,
     ) -> Result<Breakdown, Error> {
         let DryRun { shape, weights, config, n_tokens } = run;
-        let device = Device { backend: self, weights: &(), weight_bytes: weights, shape };
+        let rotations = &Rotations::none();
+        let device =
+            Device { backend: self, weights: &(), weight_bytes: weights, shape, rotations };
         let tokens = vec![0; n_tokens];
         config.check_prompt(shape, &tokens)?;
         let _prefilled = prefill(&device, config, accountant, &tokens, observer)?;

@@ -7,11 +7,11 @@ use crate::error::Error;
 use crate::memory::{
     Accountant, Moment, Plan, PlanInput, WeightBytes, largest_prompt, refuse_unless_fits,
 };
-use crate::model::{ModelFile, ModelSpec, RopeScaling};
+use crate::model::{ModelFile, ModelSpec, RopeScaling, Rotations};
 use crate::observe::Observer;
 use crate::prefill::{Device, prefill, workspace};
 use crate::session::Session;
-use crate::text::{ChatTemplate, Tokenizer, VocabSource};
+use crate::text::{ChatTemplate, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,10 +32,7 @@ impl Model {
     pub fn open(path: &Path, rope: Option<RopeScaling>) -> Result<Model, Error> {
         let (mut spec, file) = ModelFile::open(path)?;
         if let Some(scaling) = rope {
-            let trained = spec.rope.trained_context;
-            let stretched = (trained as f64 * scaling.factor()) as usize;
-            spec.rope.scaling = scaling;
-            spec.shape.context = stretched.min(u32::MAX as usize);
+            spec.scale_rope(scaling);
         }
         Ok(Model { spec, file: Arc::new(file) })
     }
@@ -50,7 +47,7 @@ impl Model {
     /// # Errors
     /// An unknown or faulty vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
-        Ok(Tokenizer::new(VocabSource::from_metadata(self.file.gguf.metadata())?)?)
+        self.file.tokenizer()
     }
 }
 
@@ -123,15 +120,16 @@ impl<B: Backend> Engine<B> {
         config: &RunConfig,
         observer: &mut dyn Observer,
     ) -> Result<Session<'_, B>, Error> {
-        let device = self.device();
+        let rotations = self.model.spec.rotations(tokens.len())?;
+        let device = self.device(&rotations);
         config.check_prompt(device.shape, tokens)?;
-        self.model.file.gguf.verify_unchanged()?;
+        self.model.file.store.verify_unchanged()?;
         let plan = self.plan(config, tokens.len())?;
         let accountant = Accountant::new(config.memory_limit);
         let prefilled = prefill(&device, config, &accountant, tokens, observer)?;
         accountant.begin(Moment::Decode);
         let work = workspace((&self.backend, &accountant), device.shape, 1, None)?;
-        Ok(Session::new(self, prefilled, work, (accountant, plan), config.clone()))
+        Ok(Session::new(self, prefilled, work, (accountant, plan), (config.clone(), rotations)))
     }
 
     /// What a plan of this model is made from.
@@ -149,8 +147,9 @@ impl<B: Backend> Engine<B> {
         &self.weights
     }
 
-    fn device(&self) -> Device<'_, B> {
+    fn device<'d>(&'d self, rotations: &'d Rotations) -> Device<'d, B> {
         Device {
+            rotations,
             backend: &self.backend,
             weights: &self.weights,
             weight_bytes: self.model.weight_bytes(),

@@ -12,7 +12,7 @@ use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
 use crate::memory::{Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window};
-use crate::model::Shape;
+use crate::model::{Rotations, Shape};
 use crate::observe::{Observer, Progress, Tap};
 use crate::schedule::{Span, Step, step_cost};
 use crate::select::SelectionLayout;
@@ -23,6 +23,7 @@ pub(crate) struct Device<'a, B: Backend> {
     pub weights: &'a B::Weights,
     pub weight_bytes: WeightBytes,
     pub shape: &'a Shape,
+    pub rotations: &'a Rotations,
 }
 
 /// What a prefill leaves behind.
@@ -144,9 +145,9 @@ impl<'a, B: Backend> Run<'a, B> {
         chunk: Span,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
-        let Device { backend, weights, shape, .. } = *self.device;
+        let Device { backend, weights, shape, rotations, .. } = *self.device;
         let rows = self.rows_to_compute(index, chunk);
-        let layer = LayerOf { weights, index };
+        let layer = LayerOf { weights, index, rope: rotations.of_layer(index) };
         let active = self.caches.open((backend, self.accountant), shape, index)?;
         backend.qkv(layer, &rows, &self.bridge, &mut self.work, active)?;
         let slot = index % self.observations.len().max(1);

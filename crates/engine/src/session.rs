@@ -9,6 +9,7 @@ use crate::element::Element;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Accountant, Charge, Charged, Plan};
+use crate::model::Rotations;
 use crate::position::Pos;
 use crate::prefill::Prefilled;
 
@@ -24,6 +25,8 @@ pub struct Session<'e, B: Backend> {
     accountant: Accountant,
     plan: Plan,
     config: RunConfig,
+    // Frozen at the prompt's length.
+    rotations: Rotations,
     _weights: [Charge; 2],
 }
 
@@ -33,7 +36,7 @@ impl<'e, B: Backend> Session<'e, B> {
         prefilled: Prefilled<B>,
         work: Workspace<B>,
         (accountant, plan): (Accountant, Plan),
-        config: RunConfig,
+        (config, rotations): (RunConfig, Rotations),
     ) -> Self {
         let Prefilled { retained, tails, logits, tokens, weights } = prefilled;
         Session {
@@ -47,6 +50,7 @@ impl<'e, B: Backend> Session<'e, B> {
             accountant,
             plan,
             config,
+            rotations,
             _weights: weights,
         }
     }
@@ -123,6 +127,7 @@ impl<'e, B: Backend> Session<'e, B> {
         let row = DecodeRow {
             token,
             position: self.next_position(),
+            rotations: &self.rotations,
             retained: &self.retained,
             tail: &mut self.tails,
             tail_row: self.tail_row,

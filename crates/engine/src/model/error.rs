@@ -53,6 +53,14 @@ pub enum ModelError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A file beside the weights is missing or faulty.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A required metadata key is absent.
     #[error("metadata key `{key}` is missing")]
     MissingKey {

@@ -4,14 +4,22 @@
 //! of its tensors, never in a second forward.
 
 mod error;
-mod load;
+mod file;
+mod gguf;
+mod hf;
 mod names;
 mod rope;
 mod shape;
 mod spec;
+mod tensors;
 
 pub use error::ModelError;
-pub use load::{LayerTensors, Matrix, ModelFile, Tensors, Vector};
-pub use rope::{BadRopeScaling, RopeFrequencies, RopeScaling, RopeSpec, RopeStyle};
+pub use file::{Beside, ModelFile};
+pub use rope::{
+    BadRopeScaling, RopeFactors, RopeFrequencies, RopeScaling, RopeSpec, RopeStyle, Yarn,
+};
 pub use shape::Shape;
-pub use spec::{Architecture, HeadKind, ModelSpec};
+pub use spec::{
+    Activation, Architecture, Arithmetic, HeadKind, ModelSpec, NormPlacement, QkNorm, Rotations,
+};
+pub use tensors::{HeadRows, LayerTensors, Matrix, Tensors, Vector};

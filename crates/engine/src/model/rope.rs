@@ -1,6 +1,6 @@
 //! Rotary position embedding as data: which pairs rotate, and how fast.
 
-use super::ModelError;
+use super::{Architecture, ModelError};
 use std::f64::consts::PI;
 use std::fmt;
 
@@ -14,6 +14,16 @@ pub enum RopeStyle {
     Half,
 }
 
+impl RopeStyle {
+    /// The pairing of a family.
+    pub(super) fn of(architecture: Architecture) -> Self {
+        match architecture.rotates_neighbours() {
+            true => RopeStyle::Interleaved,
+            false => RopeStyle::Half,
+        }
+    }
+}
+
 /// How positions beyond the trained context are mapped.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
@@ -24,12 +34,54 @@ pub enum RopeScaling {
         /// How much longer the context becomes.
         factor: f64,
     },
-    /// YaRN (arXiv:2309.00071): slow frequencies are interpolated, fast ones
-    /// kept, and the rotation is scaled by `0.1 ln(factor) + 1`.
-    Yarn {
+    /// NTK-aware scaling that grows with the prompt: beyond the trained context
+    /// L the base is multiplied by `(factor S / L - (factor - 1))^(R / (R - 2))`
+    /// for a prompt of S tokens and R rotating dimensions (the `dynamic` type of
+    /// Hugging Face's `rope_scaling`). Frozen at the prompt's length.
+    Dynamic {
         /// How much longer the context becomes.
         factor: f64,
     },
+    /// YaRN (arXiv:2309.00071): slow frequencies are interpolated, fast ones
+    /// kept.
+    Yarn(Yarn),
+    /// Llama 3.1: wavelengths above `L / low` are stretched by the factor, those
+    /// below `L / high` kept, those between blended (`rope_type` `llama3`).
+    Llama3 {
+        /// How much longer the context becomes.
+        factor: f64,
+        /// Turns over the trained context below which a pair is stretched.
+        low: f64,
+        /// Turns over the trained context above which a pair is kept.
+        high: f64,
+    },
+    /// LongRoPE (arXiv:2402.13753): the divisors of [`RopeFactors::ByLength`].
+    LongRope {
+        /// How much longer the context becomes.
+        factor: f64,
+        /// Factor of cos and sin; `None` for `sqrt(1 + ln factor / ln L)`.
+        magnitude: Option<f64>,
+    },
+}
+
+/// Parameters of YaRN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    /// How much longer the context becomes.
+    pub factor: f64,
+    /// Factor of cos and sin; `None` for `0.1 ln(factor) + 1`.
+    pub magnitude: Option<f64>,
+    /// Turns over the trained context above which a pair is kept.
+    pub fast: f64,
+    /// Turns over the trained context below which a pair is interpolated.
+    pub slow: f64,
+}
+
+impl Yarn {
+    /// The published turning points.
+    pub fn new(factor: f64) -> Self {
+        Yarn { factor, magnitude: None, fast: 32.0, slow: 1.0 }
+    }
 }
 
 impl RopeScaling {
@@ -37,7 +89,11 @@ impl RopeScaling {
     pub fn factor(&self) -> f64 {
         match *self {
             RopeScaling::None => 1.0,
-            RopeScaling::Linear { factor } | RopeScaling::Yarn { factor } => factor,
+            RopeScaling::Linear { factor }
+            | RopeScaling::Dynamic { factor }
+            | RopeScaling::Yarn(Yarn { factor, .. })
+            | RopeScaling::Llama3 { factor, .. }
+            | RopeScaling::LongRope { factor, .. } => factor,
         }
     }
 }
@@ -47,14 +103,19 @@ impl fmt::Display for RopeScaling {
         match self {
             RopeScaling::None => f.write_str("none"),
             RopeScaling::Linear { factor } => write!(f, "linear:{factor}"),
-            RopeScaling::Yarn { factor } => write!(f, "yarn:{factor}"),
+            RopeScaling::Dynamic { factor } => write!(f, "dynamic:{factor}"),
+            RopeScaling::Yarn(Yarn { factor, .. }) => write!(f, "yarn:{factor}"),
+            RopeScaling::Llama3 { factor, .. } => write!(f, "llama3:{factor}"),
+            RopeScaling::LongRope { factor, .. } => write!(f, "longrope:{factor}"),
         }
     }
 }
 
 /// Text that is not a RoPE scaling.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a RoPE scaling; use none, linear:F or yarn:F with a factor F of at least 1")]
+#[error(
+    "`{0}` is not a RoPE scaling; use none, linear:F, dynamic:F, yarn:F or llama3:F with a factor F from 1 to 1024"
+)]
 pub struct BadRopeScaling(pub String);
 
 impl std::str::FromStr for RopeScaling {
@@ -72,10 +133,29 @@ impl std::str::FromStr for RopeScaling {
         }
         match kind {
             "linear" => Ok(RopeScaling::Linear { factor }),
-            "yarn" => Ok(RopeScaling::Yarn { factor }),
+            "dynamic" => Ok(RopeScaling::Dynamic { factor }),
+            "yarn" => Ok(RopeScaling::Yarn(Yarn::new(factor))),
+            // The turning points of every published Llama 3.1 and 3.2.
+            "llama3" => Ok(RopeScaling::Llama3 { factor, low: 1.0, high: 4.0 }),
             _ => Err(bad()),
         }
     }
+}
+
+/// Divisors of the frequencies that a file brings along, `[dims/2]` each.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeFactors {
+    /// None.
+    None,
+    /// The same for every prompt (`rope_freqs`).
+    Always(Vec<f32>),
+    /// By the prompt's length (LongRoPE).
+    ByLength {
+        /// Up to the trained context.
+        short: Vec<f32>,
+        /// Beyond it.
+        long: Vec<f32>,
+    },
 }
 
 /// Everything that determines the rotation of a position.
@@ -89,10 +169,10 @@ pub struct RopeSpec {
     pub dims: usize,
     /// Mapping of long positions.
     pub scaling: RopeScaling,
-    /// Context the model was trained with, for YaRN.
+    /// L, the context the model was trained with before any scaling.
     pub trained_context: usize,
-    /// Divisors of the frequencies from the file (`rope_freqs`), `[dims/2]`.
-    pub factors: Option<Vec<f32>>,
+    /// Divisors from the file.
+    pub factors: RopeFactors,
 }
 
 /// Inverse frequencies of a model and the scale of its rotation.
@@ -100,68 +180,108 @@ pub struct RopeSpec {
 pub struct RopeFrequencies {
     /// Radians per position for every pair, `[dims/2]`.
     pub inverse: Vec<f32>,
-    /// Factor of cos and sin (1 except for YaRN).
+    /// Factor of cos and sin (1 except for YaRN and LongRoPE).
     pub magnitude: f32,
 }
 
-/// YaRN's turning points, in rotations over the trained context.
-const YARN_FAST: f64 = 32.0;
-const YARN_SLOW: f64 = 1.0;
-
 impl RopeSpec {
-    /// Computes the frequencies.
+    /// Computes the frequencies for a prompt of `n_tokens` tokens.
     ///
     /// # Errors
-    /// [`ModelError::Value`] when `factors` has another length than `dims/2`.
-    pub fn frequencies(&self) -> Result<RopeFrequencies, ModelError> {
-        let pairs = self.dims / 2;
-        let base = f64::from(self.base);
+    /// [`ModelError::Value`] when the factors have another length than `dims/2`
+    /// or one is not positive.
+    pub fn frequencies(&self, n_tokens: usize) -> Result<RopeFrequencies, ModelError> {
+        let base = self.base_for(n_tokens);
+        let dims = self.dims as f64;
         // f64 and then f32: within half an ulp of the reference's f32 powers.
         let mut inverse: Vec<f64> =
-            (0..pairs).map(|i| base.powf(-2.0 * i as f64 / self.dims as f64)).collect();
-        if let Some(factors) = &self.factors {
-            if factors.len() != pairs || factors.iter().any(|&factor| factor <= 0.0) {
-                return Err(ModelError::Value {
-                    key: "rope_freqs".to_owned(),
-                    value: format!("{} factors", factors.len()),
-                    reason: "must hold one positive factor per rotating pair",
-                });
-            }
-            for (frequency, &factor) in inverse.iter_mut().zip(factors) {
-                *frequency /= f64::from(factor);
-            }
+            (0..self.dims / 2).map(|i| base.powf(-2.0 * i as f64 / dims)).collect();
+        if let Some(factors) = self.factors_for(n_tokens) {
+            self.divide(&mut inverse, factors)?;
         }
-        let mut magnitude = 1.0;
         match self.scaling {
-            RopeScaling::None => {}
+            RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. } => {}
             RopeScaling::Linear { factor } => {
                 inverse.iter_mut().for_each(|frequency| *frequency /= factor);
             }
-            RopeScaling::Yarn { factor } => {
-                self.apply_yarn(factor, &mut inverse);
-                magnitude = 0.1 * factor.ln() + 1.0;
+            RopeScaling::Yarn(yarn) => self.apply_yarn(yarn, &mut inverse),
+            RopeScaling::Llama3 { factor, low, high } => {
+                let turns = self.trained_context as f64 / (2.0 * PI);
+                for frequency in &mut inverse {
+                    let keep = ((*frequency * turns - low) / (high - low)).clamp(0.0, 1.0);
+                    *frequency *= (1.0 - keep) / factor + keep;
+                }
             }
         }
         Ok(RopeFrequencies {
             inverse: inverse.into_iter().map(|frequency| frequency as f32).collect(),
-            magnitude: magnitude as f32,
+            magnitude: self.magnitude() as f32,
         })
+    }
+
+    /// The base, which dynamic scaling raises for prompts beyond the trained
+    /// context.
+    fn base_for(&self, n_tokens: usize) -> f64 {
+        let base = f64::from(self.base);
+        let RopeScaling::Dynamic { factor } = self.scaling else { return base };
+        // Two rotating dimensions are one pair of frequency 1, whatever the base.
+        if n_tokens <= self.trained_context || self.dims <= 2 {
+            return base;
+        }
+        let (dims, stretch) = (self.dims as f64, n_tokens as f64 / self.trained_context as f64);
+        base * (factor * stretch - (factor - 1.0)).powf(dims / (dims - 2.0))
+    }
+
+    fn factors_for(&self, n_tokens: usize) -> Option<&[f32]> {
+        match &self.factors {
+            RopeFactors::None => None,
+            RopeFactors::Always(factors) => Some(factors),
+            RopeFactors::ByLength { short, long } => {
+                Some(if n_tokens > self.trained_context { long } else { short })
+            }
+        }
+    }
+
+    fn divide(&self, inverse: &mut [f64], factors: &[f32]) -> Result<(), ModelError> {
+        let positive = |&factor: &f32| factor.is_finite() && factor > 0.0;
+        if factors.len() != inverse.len() || !factors.iter().all(positive) {
+            return Err(ModelError::Value {
+                key: "RoPE factors".to_owned(),
+                value: format!("{} numbers", factors.len()),
+                reason: "must be one positive number per rotating pair",
+            });
+        }
+        for (frequency, &factor) in inverse.iter_mut().zip(factors) {
+            *frequency /= f64::from(factor);
+        }
+        Ok(())
+    }
+
+    fn magnitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn(Yarn { factor, magnitude, .. }) => {
+                magnitude.unwrap_or_else(|| 0.1 * factor.ln() + 1.0)
+            }
+            RopeScaling::LongRope { factor, magnitude } => magnitude
+                .unwrap_or_else(|| (1.0 + factor.ln() / (self.trained_context as f64).ln()).sqrt()),
+            _ => 1.0,
+        }
     }
 
     /// Blends each frequency between itself (fast) and itself / factor (slow),
     /// on a linear ramp between the two turning points.
-    fn apply_yarn(&self, factor: f64, inverse: &mut [f64]) {
+    fn apply_yarn(&self, yarn: Yarn, inverse: &mut [f64]) {
         let (dims, base) = (self.dims as f64, f64::from(self.base));
         let context = self.trained_context as f64;
         // The pair that makes `turns` rotations over the trained context.
         let pair = |turns: f64| dims * (context / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
-        let low = pair(YARN_FAST).floor().max(0.0);
-        let high = pair(YARN_SLOW).ceil().min(dims - 1.0);
+        let low = pair(yarn.fast).floor().max(0.0);
+        let high = pair(yarn.slow).ceil().min(dims - 1.0);
         // Equal ends would divide by zero; the reference widens them likewise.
         let width = if high == low { 0.001 } else { high - low };
         for (i, frequency) in inverse.iter_mut().enumerate() {
             let slow = ((i as f64 - low) / width).clamp(0.0, 1.0);
-            *frequency = *frequency / factor * slow + *frequency * (1.0 - slow);
+            *frequency = *frequency / yarn.factor * slow + *frequency * (1.0 - slow);
         }
     }
 }
@@ -191,13 +311,13 @@ mod tests {
             dims: 8,
             scaling,
             trained_context: 2048,
-            factors: None,
+            factors: RopeFactors::None,
         }
     }
 
     #[test]
     fn unscaled_frequencies_are_powers_of_the_base() {
-        let frequencies = spec(RopeScaling::None).frequencies().unwrap();
+        let frequencies = spec(RopeScaling::None).frequencies(1).unwrap();
         assert_eq!(frequencies.inverse, [1.0, 0.1, 0.01, 0.001]);
         let (mut cos, mut sin) = ([0.0; 4], [0.0; 4]);
         frequencies.angles(3, &mut cos, &mut sin);
@@ -207,20 +327,22 @@ mod tests {
 
     #[test]
     fn linear_divides_and_factors_divide() {
-        let linear = spec(RopeScaling::Linear { factor: 4.0 }).frequencies().unwrap();
+        let linear = spec(RopeScaling::Linear { factor: 4.0 }).frequencies(1).unwrap();
         assert_eq!(linear.inverse[0], 0.25);
         let mut with_factors = spec(RopeScaling::None);
-        with_factors.factors = Some(vec![1.0, 2.0, 4.0, 8.0]);
-        assert_eq!(with_factors.frequencies().unwrap().inverse[3], 0.000_125);
-        with_factors.factors = Some(vec![1.0]);
-        assert!(with_factors.frequencies().is_err());
+        with_factors.factors = RopeFactors::Always(vec![1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(with_factors.frequencies(1).unwrap().inverse[3], 0.000_125);
+        for bad in [vec![1.0], vec![1.0, 1.0, 0.0, 1.0], vec![1.0, 1.0, f32::NAN, 1.0]] {
+            with_factors.factors = RopeFactors::Always(bad);
+            assert!(with_factors.frequencies(1).is_err());
+        }
     }
 
     #[test]
     fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
         // Turning points for 8 dims, base 10,000, context 2,048 (by hand):
         // low = floor(8 ln(2048 / 64 pi) / (2 ln 10000)) = 1, high = ceil(2.513) = 3.
-        let yarn = spec(RopeScaling::Yarn { factor: 4.0 }).frequencies().unwrap();
+        let yarn = spec(RopeScaling::Yarn(Yarn::new(4.0))).frequencies(1).unwrap();
         assert_eq!(yarn.inverse[0], 1.0);
         assert_eq!(yarn.inverse[1], 0.1);
         assert!((yarn.inverse[2] - 0.01 * 0.625).abs() < 1e-9, "{:?}", yarn.inverse);
@@ -229,8 +351,43 @@ mod tests {
     }
 
     #[test]
+    fn dynamic_scaling_raises_the_base_beyond_the_trained_context_only() {
+        let dynamic = spec(RopeScaling::Dynamic { factor: 2.0 });
+        let plain = spec(RopeScaling::None).frequencies(1).unwrap();
+        assert_eq!(dynamic.frequencies(2048).unwrap(), plain);
+        // S = 2 L: base (2 * 2 - 1)^(8 / 6) = 10,000 * 3^(4/3), by hand.
+        let long = dynamic.frequencies(4096).unwrap();
+        let base = 10_000.0 * 3f64.powf(4.0 / 3.0);
+        assert_eq!(long.inverse[1], base.powf(-0.25) as f32);
+        assert_eq!((long.inverse[0], long.magnitude), (1.0, 1.0));
+    }
+
+    #[test]
+    fn llama3_keeps_short_wavelengths_and_stretches_long_ones() {
+        // L = 2,048 makes 2,048 / 2 pi = 325.9 turns of pair 0, 32.6, 3.26 and 0.326 of the
+        // others: pairs 0 and 1 are kept, pair 3 is stretched, pair 2 is blended.
+        let spec = spec(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0 });
+        let frequencies = spec.frequencies(1).unwrap().inverse;
+        assert_eq!(frequencies[..2], [1.0, 0.1]);
+        assert_eq!(frequencies[3], 0.001 / 8.0);
+        let keep = (0.01 * 2048.0 / (2.0 * PI) - 1.0) / 3.0;
+        assert_eq!(frequencies[2], (0.01 * ((1.0 - keep) / 8.0 + keep)) as f32);
+    }
+
+    #[test]
+    fn longrope_chooses_its_factors_by_the_length() {
+        let mut spec = spec(RopeScaling::LongRope { factor: 4.0, magnitude: None });
+        spec.factors = RopeFactors::ByLength { short: vec![1.0; 4], long: vec![2.0; 4] };
+        let (short, long) = (spec.frequencies(2048).unwrap(), spec.frequencies(2049).unwrap());
+        assert_eq!(short.inverse[0], 1.0);
+        assert_eq!(long.inverse[0], 0.5);
+        let magnitude = (1.0 + 4f64.ln() / 2048f64.ln()).sqrt() as f32;
+        assert_eq!((short.magnitude, long.magnitude), (magnitude, magnitude));
+    }
+
+    #[test]
     fn scaling_text_round_trips_and_bad_text_is_refused() {
-        for text in ["none", "linear:4", "yarn:16", "yarn:1.5"] {
+        for text in ["none", "linear:4", "dynamic:2", "yarn:16", "yarn:1.5", "llama3:8"] {
             assert_eq!(text.parse::<RopeScaling>().unwrap().to_string(), text);
         }
         for text in ["", "yarn", "yarn:0.5", "yarn:x", "ntk:2", "linear:NaN"] {

@@ -2,6 +2,7 @@
 
 use super::ModelError;
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroUsize;
 
 /// Dimensions of a decoder-only Transformer. Everything the memory plan needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +24,10 @@ pub struct Shape {
     pub vocab: usize,
     /// Largest prompt plus answer in tokens.
     pub context: usize,
+    /// Keys that a query of each layer sees, its own position included; `None`
+    /// for a layer that sees all before it. `[N]`, or empty when all layers do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Option<NonZeroUsize>>,
 }
 
 /// Largest value accepted for a dimension: big enough for any model, small
@@ -43,6 +48,17 @@ impl Shape {
     /// Columns of the key or value projection, `Hkv * D`.
     pub fn kv_cols(&self) -> usize {
         self.n_kv_heads * self.head_dim
+    }
+
+    /// Keys that a query of `layer` sees, its own position included; `None` if it
+    /// sees all before it.
+    pub fn window(&self, layer: usize) -> Option<NonZeroUsize> {
+        self.windows.get(layer).copied().flatten()
+    }
+
+    /// Layers without a window: those that take part in budgets.
+    pub fn n_global_layers(&self) -> usize {
+        self.n_layers - self.windows.iter().flatten().count()
     }
 
     /// Number of weights of the model, with an own output head.
@@ -80,6 +96,9 @@ impl Shape {
                 return bad(key, value, "is larger than any model (2,097,152 at most)");
             }
         }
+        if !self.windows.is_empty() && self.windows.len() != self.n_layers {
+            return bad("windows", self.windows.len(), "must be one per layer, or none");
+        }
         if self.context > u32::MAX as usize {
             return bad("context", self.context, "positions are 32-bit");
         }
@@ -103,6 +122,7 @@ impl Shape {
             head_dim: 128,
             vocab: 128_256,
             context: 131_072,
+            windows: Vec::new(),
         };
         match name {
             "llama-3.1-8b" => Some(llama),
@@ -139,6 +159,7 @@ mod tests {
             (Shape { n_kv_heads: 5, ..good.clone() }, "n_kv_heads"),
             (Shape { head_dim: 7, ..good.clone() }, "head_dim"),
             (Shape { context: usize::MAX, ..good.clone() }, "context"),
+            (Shape { windows: vec![None], ..good.clone() }, "windows"),
         ];
         for (shape, field) in cases {
             let error = shape.validate().unwrap_err();

@@ -1,0 +1,514 @@
+//! From the `config.json` of a Hugging Face directory to a [`ModelSpec`].
+//!
+//! Fields and their defaults:
+//! <https://github.com/huggingface/transformers/tree/main/src/transformers/models>,
+//! `configuration_*.py` of each family.
+
+use super::names::Naming;
+use super::spec::patterned_windows;
+use super::tensors::Table;
+use super::{
+    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, NormPlacement, QkNorm,
+    RopeFactors, RopeScaling, RopeSpec, RopeStyle, Shape, Yarn,
+};
+use crate::error::Error;
+use crate::text::{
+    HfTokenizerFiles, MAX_CHAT_TEMPLATE_BYTES, MAX_CONFIG_BYTES, MAX_TOKENIZER_JSON_BYTES,
+};
+use serde_json::{Map, Value};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use tidekv_format::TensorStore;
+
+/// The directory whose `config.json` describes the model at `path`, if it is one
+/// of safetensors.
+pub(super) fn directory_of(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return Some(path.to_owned());
+    }
+    let name = path.file_name()?.to_str()?;
+    let ours = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    // A bare file name has an empty parent.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    ours.then(|| parent.unwrap_or(Path::new(".")).to_owned())
+}
+
+/// Reads a file of a model directory, at most `limit` bytes; `None` if there is
+/// none.
+fn read(directory: &Path, name: &str, limit: usize) -> Result<Option<Vec<u8>>, ModelError> {
+    let path = directory.join(name);
+    let unreadable =
+        |error: std::io::Error| ModelError::File { path: path.clone(), reason: error.to_string() };
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() > limit {
+        let reason = format!("it is longer than {limit} bytes, more than any such file has");
+        return Err(ModelError::File { path, reason });
+    }
+    Ok(Some(bytes))
+}
+
+fn required(directory: &Path, name: &str, limit: usize) -> Result<Vec<u8>, ModelError> {
+    read(directory, name, limit)?.ok_or_else(|| ModelError::File {
+        path: directory.join(name),
+        reason: "it is missing; a model directory needs it beside the safetensors files".to_owned(),
+    })
+}
+
+/// Reads what the tokenizer is made of.
+pub(super) fn tokenizer_files(directory: &Path) -> Result<HfTokenizerFiles, Error> {
+    let config = |name| read(directory, name, MAX_CONFIG_BYTES);
+    Ok(HfTokenizerFiles {
+        tokenizer_json: required(directory, "tokenizer.json", MAX_TOKENIZER_JSON_BYTES)?,
+        tokenizer_config: config("tokenizer_config.json")?,
+        generation_config: config("generation_config.json")?,
+        special_tokens_map: config("special_tokens_map.json")?,
+        chat_template: read(directory, "chat_template.jinja", MAX_CHAT_TEMPLATE_BYTES)?,
+    })
+}
+
+/// `config.json`, its text part.
+pub(super) struct Config {
+    fields: Map<String, Value>,
+    architecture: Architecture,
+    name: Option<String>,
+}
+
+/// `model_type` of each family; those with several write different things that
+/// are computed alike.
+const MODEL_TYPES: [(&str, Architecture); 11] = [
+    ("llama", Architecture::Llama),
+    ("mistral", Architecture::Llama),
+    ("qwen2", Architecture::Qwen2),
+    ("qwen3", Architecture::Qwen3),
+    ("gemma2", Architecture::Gemma2),
+    ("gemma3", Architecture::Gemma3),
+    ("gemma3_text", Architecture::Gemma3),
+    ("phi3", Architecture::Phi3),
+    ("smollm3", Architecture::SmolLm3),
+    ("granite", Architecture::Granite),
+    ("olmo2", Architecture::Olmo2),
+];
+
+impl Config {
+    /// Reads and recognises the configuration of a model directory.
+    ///
+    /// # Errors
+    /// A missing or faulty file, or a family that is not supported.
+    pub(super) fn read(directory: &Path) -> Result<Config, Error> {
+        const NAME: &str = "config.json";
+        let bytes = required(directory, NAME, MAX_CONFIG_BYTES)?;
+        let path = directory.join(NAME);
+        let fields: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|error| ModelError::File { path, reason: error.to_string() })?;
+        let name = directory.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        Ok(Config::of(fields, name)?)
+    }
+
+    fn of(mut fields: Map<String, Value>, name: Option<String>) -> Result<Config, ModelError> {
+        let missing = || ModelError::MissingKey { key: "model_type".to_owned() };
+        let found = fields.get("model_type").and_then(Value::as_str).ok_or_else(missing)?;
+        let known = MODEL_TYPES.iter().find(|(model_type, _)| *model_type == found);
+        let Some(&(_, architecture)) = known else {
+            // "mixtral", "qwen3_moe", "granitemoe".
+            if found.contains("moe") || found == "mixtral" {
+                return Err(ModelError::Feature { feature: "mixture of experts".to_owned() });
+            }
+            let mut supported = MODEL_TYPES.map(|(model_type, _)| model_type).join(", ");
+            supported += " (as `model_type`)";
+            return Err(ModelError::Architecture { found: found.to_owned(), supported });
+        };
+        // Models that also see keep the language model's fields apart.
+        if let Some(Value::Object(text)) = fields.remove("text_config") {
+            fields = text;
+        }
+        Ok(Config { fields, architecture, name })
+    }
+
+    /// How the tensors of this model are named: the prefix is what stands in
+    /// front of the embedding table's name.
+    pub(super) fn naming(&self, store: &TensorStore) -> Result<Naming, ModelError> {
+        const PREFIXES: [(&str, &str); 4] = [
+            ("model.", ""),
+            ("", ""),
+            ("language_model.model.", "language_model."),
+            ("model.language_model.", ""),
+        ];
+        let has = |prefix: &str| store.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
+        let missing = || ModelError::MissingTensor { name: "model.embed_tokens.weight".to_owned() };
+        let (prefix, head_prefix) =
+            PREFIXES.into_iter().find(|(prefix, _)| has(prefix)).ok_or_else(missing)?;
+        Ok(Naming::HuggingFace {
+            prefix: prefix.to_owned(),
+            head_prefix: head_prefix.to_owned(),
+            architecture: self.architecture,
+        })
+    }
+
+    /// Describes the model.
+    ///
+    /// # Errors
+    /// A feature or a number that is not supported.
+    pub(super) fn describe(&self, table: &Table<'_>) -> Result<ModelSpec, Error> {
+        let mut shape = self.shape(table)?;
+        shape.validate()?;
+        shape.windows = self.windows(&shape)?;
+        let arithmetic = self.arithmetic(&shape)?;
+        arithmetic.validate()?;
+        let ropes = self.ropes(&shape)?;
+        let layer_ropes = self.layer_ropes(&shape, ropes.len())?;
+        shape.context = ropes.iter().map(|rope| stretched(rope, shape.context)).max().unwrap_or(0);
+        shape.validate()?;
+        let head = if table.has(&table.naming().head()) { HeadKind::Own } else { HeadKind::Tied };
+        let (architecture, name) = (self.architecture, self.name.clone());
+        Ok(ModelSpec { architecture, name, shape, arithmetic, ropes, layer_ropes, head })
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.fields.get(key).filter(|value| !value.is_null())
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        count(&self.fields, key)
+    }
+
+    fn required(&self, key: &str) -> Result<usize, ModelError> {
+        self.count(key)?.ok_or_else(|| ModelError::MissingKey { key: key.to_owned() })
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(float(&self.fields, key)?.map(|value| value as f32))
+    }
+
+    fn shape(&self, table: &Table<'_>) -> Result<Shape, ModelError> {
+        let (d_model, n_heads) =
+            (self.required("hidden_size")?, self.required("num_attention_heads")?);
+        let of_family = match self.architecture {
+            // What these two assume when the file is silent.
+            Architecture::Gemma2 | Architecture::Gemma3 => Some(256),
+            Architecture::Qwen3 => Some(128),
+            _ => None,
+        };
+        let head_dim = match self.count("head_dim")?.or(of_family) {
+            Some(dim) => dim,
+            None => d_model.checked_div(n_heads).unwrap_or(0),
+        };
+        Ok(Shape {
+            n_layers: self.required("num_hidden_layers")?,
+            d_model,
+            d_ff: self.required("intermediate_size")?,
+            n_heads,
+            n_kv_heads: self.count("num_key_value_heads")?.unwrap_or(n_heads),
+            head_dim,
+            vocab: table.rows(&table.naming().embedding())?,
+            context: self.required("max_position_embeddings")?,
+            windows: Vec::new(),
+        })
+    }
+
+    fn windows(&self, shape: &Shape) -> Result<Vec<Option<NonZeroUsize>>, ModelError> {
+        let Some(window) = self.count("sliding_window")?.and_then(NonZeroUsize::new) else {
+            return Ok(Vec::new());
+        };
+        // Qwen's files state a window that this switch leaves unused.
+        if self.get("use_sliding_window").and_then(Value::as_bool) == Some(false) {
+            return Ok(Vec::new());
+        }
+        if let Some(Value::Array(types)) = self.get("layer_types") {
+            let of_type = |value: &Value| match value.as_str() {
+                Some("full_attention") => Ok(None),
+                Some("sliding_attention") => Ok(Some(window)),
+                _ => Err(ModelError::Feature { feature: format!("layers of type {value}") }),
+            };
+            return types.iter().map(of_type).collect();
+        }
+        let windows = match self.architecture {
+            Architecture::Gemma2 => patterned_windows(shape.n_layers, window, 2),
+            Architecture::Gemma3 => {
+                let period = self.count("sliding_window_pattern")?.unwrap_or(6);
+                patterned_windows(shape.n_layers, window, period)
+            }
+            Architecture::Qwen2 | Architecture::Qwen3 => {
+                let first = self.count("max_window_layers")?.unwrap_or(0);
+                let windowed = |layer| (layer >= first).then_some(window);
+                (0..shape.n_layers).map(windowed).collect()
+            }
+            _ => patterned_windows(shape.n_layers, window, 0),
+        };
+        let bites = window.get() < shape.context && windows.iter().any(Option::is_some);
+        Ok(if bites { windows } else { Vec::new() })
+    }
+
+    fn arithmetic(&self, shape: &Shape) -> Result<Arithmetic, ModelError> {
+        let eps = self.float("rms_norm_eps")?.unwrap_or(1e-6);
+        let plain = Arithmetic { activation: self.activation()?, ..Arithmetic::llama(shape, eps) };
+        let gemma_scalar = self.float("query_pre_attn_scalar")?.unwrap_or(256.0);
+        let gemma = Arithmetic {
+            norms: NormPlacement::Around,
+            embedding_scale: (shape.d_model as f32).sqrt(),
+            attention_scale: 1.0 / gemma_scalar.sqrt(),
+            attention_softcap: self.float("attn_logit_softcapping")?,
+            logit_softcap: self.float("final_logit_softcapping")?,
+            ..plain
+        };
+        Ok(match self.architecture {
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Phi3
+            | Architecture::SmolLm3 => plain,
+            Architecture::Qwen3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..plain },
+            Architecture::Gemma2 => gemma,
+            Architecture::Gemma3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..gemma },
+            Architecture::Olmo2 => {
+                Arithmetic { norms: NormPlacement::After, qk_norm: Some(QkNorm::AllHeads), ..plain }
+            }
+            Architecture::Granite => Arithmetic {
+                embedding_scale: self.float("embedding_multiplier")?.unwrap_or(1.0),
+                residual_scale: self.float("residual_multiplier")?.unwrap_or(1.0),
+                attention_scale: self.float("attention_multiplier")?.unwrap_or(1.0),
+                logit_scale: 1.0 / self.float("logits_scaling")?.unwrap_or(1.0),
+                ..plain
+            },
+        })
+    }
+
+    fn activation(&self) -> Result<Activation, ModelError> {
+        let gemma = matches!(self.architecture, Architecture::Gemma2 | Architecture::Gemma3);
+        let named = self.get("hidden_activation").or_else(|| self.get("hidden_act"));
+        match named.map(Value::as_str) {
+            // Gemma's published files say "gelu" and mean its tanh form.
+            None | Some(Some("gelu")) if gemma => Ok(Activation::GeluTanh),
+            Some(Some("gelu_pytorch_tanh")) => Ok(Activation::GeluTanh),
+            None | Some(Some("silu" | "swish")) => Ok(Activation::Silu),
+            Some(other) => Err(ModelError::Feature {
+                feature: format!("activation {}", other.unwrap_or("of an unknown kind")),
+            }),
+        }
+    }
+
+    /// The rotations: that of layers that see everything, then, where it differs,
+    /// that of layers with a window.
+    fn ropes(&self, shape: &Shape) -> Result<Vec<RopeSpec>, ModelError> {
+        let by_type = |kind| match self.get("rope_parameters") {
+            Some(Value::Object(parameters)) => match parameters.get(kind) {
+                Some(Value::Object(of_kind)) => Some(of_kind),
+                _ => Some(parameters),
+            },
+            _ => None,
+        };
+        let scaling = match self.get("rope_scaling") {
+            Some(Value::Object(scaling)) => Some(scaling),
+            _ => None,
+        };
+        let parameters = by_type("full_attention").or(scaling);
+        let global = self.rope(shape, parameters, "rope_theta", 10_000.0)?;
+        if self.architecture != Architecture::Gemma3 {
+            return Ok(vec![global]);
+        }
+        let local = by_type("sliding_attention");
+        let mut local = self.rope(shape, local, "rope_local_base_freq", 10_000.0)?;
+        // Windows never reach beyond the trained context.
+        local.scaling = RopeScaling::None;
+        Ok(vec![global, local])
+    }
+
+    fn rope(
+        &self,
+        shape: &Shape,
+        parameters: Option<&Map<String, Value>>,
+        base_key: &str,
+        default_base: f32,
+    ) -> Result<RopeSpec, ModelError> {
+        let empty = Map::new();
+        let parameters = parameters.unwrap_or(&empty);
+        let own_base = float(parameters, "rope_theta")?.map(|base| base as f32);
+        let base = own_base.or(self.float(base_key)?).unwrap_or(default_base);
+        if !(base.is_finite() && base > 1.0) {
+            return Err(bad(base_key, base, "must be above 1"));
+        }
+        let partial = match float(parameters, "partial_rotary_factor")? {
+            Some(factor) => Some(factor),
+            None => float(&self.fields, "partial_rotary_factor")?,
+        };
+        let dims = (shape.head_dim as f64 * partial.unwrap_or(1.0)) as usize;
+        if dims == 0 || dims % 2 == 1 || dims > shape.head_dim {
+            let reason = "must leave an even number of rotating dimensions in a head";
+            return Err(bad("partial_rotary_factor", partial.unwrap_or(1.0), reason));
+        }
+        let original = match count(parameters, "original_max_position_embeddings")? {
+            Some(original) => Some(original),
+            None => self.count("original_max_position_embeddings")?,
+        };
+        let trained_context = original.unwrap_or(shape.context).max(1);
+        let (scaling, factors) = scaling(parameters, shape, trained_context)?;
+        let style = RopeStyle::of(self.architecture);
+        Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
+    }
+
+    fn layer_ropes(&self, shape: &Shape, n: usize) -> Result<Vec<Option<usize>>, ModelError> {
+        if let Some(Value::Array(rotates)) = self.get("no_rope_layers") {
+            let layer = |value: &Value| match value.as_u64() {
+                Some(0) => Ok(None),
+                Some(_) => Ok(Some(0)),
+                None => Err(bad("no_rope_layers", value, "must hold 0 or 1 for each layer")),
+            };
+            let layers: Vec<_> = rotates.iter().map(layer).collect::<Result<_, _>>()?;
+            if layers.len() != shape.n_layers {
+                return Err(bad("no_rope_layers", layers.len(), "must be one per layer"));
+            }
+            return Ok(layers);
+        }
+        if self.architecture == Architecture::SmolLm3 {
+            let period = self.count("no_rope_layer_interval")?.unwrap_or(4).max(1);
+            let layer = |layer: usize| (!(layer + 1).is_multiple_of(period)).then_some(0);
+            return Ok((0..shape.n_layers).map(layer).collect());
+        }
+        let local = |layer| usize::from(n > 1 && shape.window(layer).is_some());
+        Ok((0..shape.n_layers).map(|layer| Some(local(layer))).collect())
+    }
+}
+
+/// The context that a rotation reaches, where the file states the trained one.
+fn stretched(rope: &RopeSpec, context: usize) -> usize {
+    let reached = rope.trained_context as f64 * rope.scaling.factor();
+    // A context beyond 32-bit positions is refused by `Shape::validate`.
+    context.max(reached as usize)
+}
+
+/// Scaling by the fields of `rope_scaling` or `rope_parameters`.
+fn scaling(
+    parameters: &Map<String, Value>,
+    shape: &Shape,
+    trained: usize,
+) -> Result<(RopeScaling, RopeFactors), ModelError> {
+    let kind = ["rope_type", "type"].into_iter().find_map(|key| parameters.get(key)?.as_str());
+    let number = |key: &str| float(parameters, key);
+    let factor = || match number("factor")? {
+        Some(factor) if (1.0..=1024.0).contains(&factor) => Ok(factor),
+        Some(factor) => Err(bad("factor", factor, "must be from 1 to 1024")),
+        None => Err(ModelError::MissingKey { key: "rope_scaling.factor".to_owned() }),
+    };
+    let or = |key: &str, default: f64| Ok::<_, ModelError>(number(key)?.unwrap_or(default));
+    let scaling = match kind.unwrap_or("default") {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: factor()? },
+        "dynamic" => RopeScaling::Dynamic { factor: factor()? },
+        "llama3" => RopeScaling::Llama3 {
+            factor: factor()?,
+            low: or("low_freq_factor", 1.0)?,
+            high: or("high_freq_factor", 4.0)?,
+        },
+        "yarn" => {
+            let plain = Yarn::new(factor()?);
+            RopeScaling::Yarn(Yarn {
+                magnitude: number("attention_factor")?,
+                fast: or("beta_fast", plain.fast)?,
+                slow: or("beta_slow", plain.slow)?,
+                ..plain
+            })
+        }
+        // Phi 3's first files say "su".
+        "longrope" | "su" => {
+            let list = |key: &str| numbers(parameters, key);
+            let (short, long) = (list("short_factor")?, list("long_factor")?);
+            let factor = or("factor", shape.context as f64 / trained as f64)?;
+            let magnitude = number("attention_factor")?;
+            let scaling = RopeScaling::LongRope { factor: factor.max(1.0), magnitude };
+            return Ok((scaling, RopeFactors::ByLength { short, long }));
+        }
+        other => {
+            return Err(ModelError::Feature { feature: format!("RoPE scaling `{other}`") });
+        }
+    };
+    Ok((scaling, RopeFactors::None))
+}
+
+fn bad(key: &str, value: impl ToString, reason: &'static str) -> ModelError {
+    ModelError::Value { key: key.to_owned(), value: value.to_string(), reason }
+}
+
+fn count(fields: &Map<String, Value>, key: &str) -> Result<Option<usize>, ModelError> {
+    match fields.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+            count.map(Some).ok_or_else(|| bad(key, value, "must be a whole number"))
+        }
+    }
+}
+
+fn float(fields: &Map<String, Value>, key: &str) -> Result<Option<f64>, ModelError> {
+    match fields.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_f64().map(Some).ok_or_else(|| bad(key, value, "must be a number")),
+    }
+}
+
+fn numbers(fields: &Map<String, Value>, key: &str) -> Result<Vec<f32>, ModelError> {
+    let list = fields.get(key).and_then(Value::as_array);
+    let list = list.ok_or_else(|| ModelError::MissingKey { key: key.to_owned() })?;
+    let number = |value: &Value| value.as_f64().map(|number| number as f32);
+    let numbers: Option<Vec<f32>> = list.iter().map(number).collect();
+    numbers.ok_or_else(|| bad(key, list.len(), "must hold numbers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(json: &str) -> Result<Config, ModelError> {
+        Config::of(serde_json::from_str(json).unwrap(), None)
+    }
+
+    #[test]
+    fn families_are_known_by_their_type_and_the_rest_is_refused_by_name() {
+        let mistral = config(r#"{"model_type": "mistral"}"#).unwrap();
+        assert_eq!(mistral.architecture, Architecture::Llama);
+        let nested = r#"{"model_type": "gemma3", "text_config": {"hidden_size": 7}}"#;
+        assert_eq!(config(nested).unwrap().required("hidden_size"), Ok(7));
+        let refused = |json: &str| config(json).err().unwrap().to_string();
+        assert!(refused(r#"{"model_type": "mixtral"}"#).contains("mixture of experts"));
+        assert!(refused(r#"{"model_type": "qwen3_moe"}"#).contains("mixture of experts"));
+        assert!(refused(r#"{"model_type": "bert"}"#).contains("`bert`: not supported"));
+        assert!(refused("{}").contains("model_type"));
+    }
+
+    #[test]
+    fn scalings_are_read_and_unknown_ones_refused() {
+        let shape = Shape::named("mistral-7b").unwrap();
+        let read = |json: &str| {
+            scaling(&serde_json::from_str(json).unwrap(), &shape, 4096).map(|(scaling, _)| scaling)
+        };
+        assert_eq!(read("{}"), Ok(RopeScaling::None));
+        let linear = read(r#"{"type": "linear", "factor": 4}"#);
+        assert_eq!(linear, Ok(RopeScaling::Linear { factor: 4.0 }));
+        let llama3 = r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}"#;
+        assert_eq!(read(llama3), Ok(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0 }));
+        let long = r#"{"type": "su", "short_factor": [1.0], "long_factor": [2.0]}"#;
+        assert_eq!(read(long), Ok(RopeScaling::LongRope { factor: 8.0, magnitude: None }));
+        for refused in [
+            r#"{"type": "linear"}"#,
+            r#"{"type": "linear", "factor": 0}"#,
+            r#"{"type": "mrope", "factor": 2}"#,
+            r#"{"type": "longrope", "short_factor": [1.0], "long_factor": ["x"]}"#,
+        ] {
+            assert!(read(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_the_wrong_kind_are_named() {
+        let config = config(r#"{"model_type": "llama", "hidden_size": "wide"}"#).unwrap();
+        let error = config.required("hidden_size").unwrap_err().to_string();
+        assert!(error.contains("hidden_size"), "{error}");
+        let missing = config.required("intermediate_size").unwrap_err().to_string();
+        assert!(missing.contains("intermediate_size"), "{missing}");
+    }
+}
