@@ -1,12 +1,15 @@
 //! The `tidekv` command line.
 #![forbid(unsafe_code)]
 
+mod completions;
 mod demo;
 mod exit;
 mod flags;
+mod inspect;
 mod interrupt;
 mod model;
 mod output;
+mod perplexity;
 mod plan;
 mod progress;
 mod prompt;
@@ -15,7 +18,7 @@ mod run;
 mod summary;
 mod verify;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[global_allocator]
 static ALLOCATOR: tidekv_alloc::Counting = tidekv_alloc::Counting;
@@ -42,8 +45,12 @@ enum Command {
     Demo(demo::Args),
     Run(Box<run::Args>),
     Plan(Box<plan::Args>),
+    Inspect(inspect::Args),
     Verify(Box<verify::Args>),
+    Perplexity(Box<perplexity::Args>),
     Pull(pull::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 fn main() -> std::process::ExitCode {
@@ -52,8 +59,12 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => demo::demo(&args),
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
         Command::Verify(args) => verify::verify(&args),
+        Command::Perplexity(args) => perplexity::perplexity(&args),
         Command::Pull(args) => pull::pull(&args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
+        Command::Man(args) => completions::man(&args, Cli::command()),
     };
     exit::report(outcome)
 }

@@ -5,15 +5,16 @@ use crate::interrupt::Interrupt;
 use crate::output::note;
 use anyhow::Context;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
 use tidekv_cpu::Cpu;
 use tidekv_fetch::{ModelRef, Progress, Pulled};
 
 /// Help text of every model argument.
-pub const MODEL_HELP: &str = "A GGUF file, a known alias (smollm2-135m, qwen2.5-coder-0.5b, \
-                              gemma-3-270m) or hf:org/name:file; fetched if absent";
+pub const MODEL_HELP: &str = "A GGUF file (any part of a split one), a Hugging Face directory, a known \
+                              alias (smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m) or \
+                              hf:org/name:file; fetched if absent";
 
 /// Says on stderr how far a download is.
 struct Download<'a> {
@@ -54,7 +55,10 @@ pub fn pull(text: &str, interrupt: &Interrupt) -> anyhow::Result<Pulled> {
 }
 
 /// Path of a model, fetched if absent.
-fn path(text: &str, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// What was tried, source by source.
+pub fn path(text: &str, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
     Ok(pull(text, interrupt)?.path)
 }
 
@@ -63,8 +67,11 @@ fn path(text: &str, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// The model cannot be fetched, is damaged, or is not supported.
 pub fn open(text: &str, rope: Option<RopeScaling>, interrupt: &Interrupt) -> anyhow::Result<Model> {
-    let path = path(text, interrupt)?;
-    Model::open(&path, rope).with_context(|| format!("{}", path.display()))
+    open_path(&path(text, interrupt)?, rope)
+}
+
+fn open_path(path: &Path, rope: Option<RopeScaling>) -> anyhow::Result<Model> {
+    Model::open(path, rope).with_context(|| path.display().to_string())
 }
 
 /// Opens a model and puts it on the CPU.
@@ -78,7 +85,7 @@ pub fn load(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Engine<Cpu>> {
     let backend = Cpu::new(cpu.config())?;
-    let model = open(text, rope, interrupt)?;
-    let path = model.file.gguf.path().display().to_string();
-    Engine::new(model, backend).with_context(|| path)
+    let path = path(text, interrupt)?;
+    let model = open_path(&path, rope)?;
+    Engine::new(model, backend).with_context(|| path.display().to_string())
 }

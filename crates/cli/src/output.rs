@@ -140,6 +140,28 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
         .context("cannot write to standard output")
 }
 
+/// Most characters of a foreign text that are shown.
+const MOST_SHOWN: usize = 200;
+
+/// Text from a file that nobody vouches for, fit for a terminal: one line of at most
+/// 200 characters in which nothing moves the cursor or turns the direction of
+/// writing.
+pub fn printable(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::new();
+    let mut rest = text.chars();
+    for c in rest.by_ref().take(MOST_SHOWN) {
+        match c.is_control() || turns(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    if rest.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// Rows of cells as aligned columns: the first to the left, the others to the
 /// right.
 pub fn table(rows: &[Vec<String>]) -> String {
@@ -164,6 +186,14 @@ pub fn table(rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn foreign_text_cannot_steer_the_terminal() {
+        assert_eq!(printable("Qwen2.5 \"7B\" é 名"), "Qwen2.5 \"7B\" é 名");
+        assert_eq!(printable("a\x1b[2Jb\r\nc\u{202e}d"), "a\\u{1b}[2Jb\\r\\nc\\u{202e}d");
+        assert_eq!(printable(&"x".repeat(MOST_SHOWN)), "x".repeat(MOST_SHOWN));
+        assert_eq!(printable(&"é".repeat(9999)), "é".repeat(MOST_SHOWN) + "…");
+    }
 
     #[test]
     fn columns_line_up() {

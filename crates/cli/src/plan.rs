@@ -128,7 +128,7 @@ impl Args {
                 Some(shape) => shape,
                 None => read_shape(name)?,
             };
-            if let Some(scaling) = self.run.cache.rope_scaling {
+            if let Some(scaling) = self.run.cache.storage.rope_scaling {
                 shape.context = (shape.context as f64 * scaling.factor()) as usize;
             }
             shape.validate()?;
@@ -138,7 +138,7 @@ impl Args {
             return Ok((shape, WeightBytes { held, mapped }));
         }
         let Some(name) = &self.model else { bail!("name a model, or dimensions with --shape") };
-        let model = model::open(name, self.run.cache.rope_scaling, &Interrupt::install()?)?;
+        let model = model::open(name, self.run.cache.storage.rope_scaling, &Interrupt::install()?)?;
         Ok((model.spec.shape.clone(), model.weight_bytes()))
     }
 }

@@ -229,19 +229,34 @@ impl PromptFlags {
     }
 
     fn document(&self) -> anyhow::Result<String> {
-        let (bytes, source) = match (&self.prompt_file, &self.prompt, &self.stdin) {
-            (Some(path), _, _) => (read(path)?, path.display().to_string()),
-            (_, Some(text), _) => (text.clone().into_bytes(), "--prompt".to_owned()),
-            (_, _, Some(_)) => {
-                let bytes = read_at_most(std::io::stdin()).context("standard input")?;
-                (bytes, "standard input".to_owned())
-            }
+        match (&self.prompt_file, &self.prompt, &self.stdin) {
+            (Some(path), _, _) => checked_text(read(path)?, &path.display().to_string()),
+            (_, Some(text), _) => checked_text(text.clone().into_bytes(), "--prompt"),
+            (_, _, Some(_)) => read_text(Path::new(STDIN)),
             _ => bail!("no prompt: give --prompt-file FILE, --prompt TEXT, --prompt-ids IDS or -"),
-        };
-        text_from_bytes(&bytes).context(source)?;
-        // Checked above; this keeps the bytes where they are.
-        Ok(String::from_utf8(bytes)?)
+        }
     }
+}
+
+/// The name that stands for standard input.
+const STDIN: &str = "-";
+
+/// The text of a file, or of standard input for `-`.
+///
+/// # Errors
+/// An unreadable file, one too large for any context, bytes that are not UTF-8.
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new(STDIN) {
+        let source = "standard input";
+        return checked_text(read_at_most(std::io::stdin()).context(source)?, source);
+    }
+    checked_text(read(path)?, &path.display().to_string())
+}
+
+fn checked_text(bytes: Vec<u8>, source: &str) -> anyhow::Result<String> {
+    text_from_bytes(&bytes).with_context(|| source.to_owned())?;
+    // Checked above; this keeps the bytes where they are.
+    Ok(String::from_utf8(bytes)?)
 }
 
 /// Most bytes that are read as a prompt: no context is as long, and a file taken

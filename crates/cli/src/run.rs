@@ -1,20 +1,22 @@
 //! `tidekv run`: read a prompt, answer it, say where the memory went.
 
 use crate::exit::Ended;
-use crate::flags::{CpuFlags, RunFlags, SampleFlags};
+use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, check_writable, note, print_text, write_file};
 use crate::progress::{Extent, Watch};
 use crate::prompt::{Prompt, PromptFlags};
 use crate::summary::{crowded, summary, window_line};
+use anyhow::Context;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 use tidekv::generate::GenerateConfig;
 use tidekv::memory::Bytes;
 use tidekv::report::{Facts, RetainedDump, RunReport, retained_dump};
-use tidekv::{Engine, FinishReason, RunConfig, Session};
+use tidekv::sample::{Logprobs, PromptLogprobs};
+use tidekv::{Engine, FinishReason, Outputs, RunConfig, Session};
 use tidekv_cpu::Cpu;
 
 /// Read a prompt and answer it
@@ -54,6 +56,8 @@ pub struct Args {
     /// Write the run report; `-` puts the object alone on stdout
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<JsonTarget>,
+    #[command(flatten)]
+    logprobs: LogprobFlags,
     /// Write the kept positions of every layer and head
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     dump_retained: Option<PathBuf>,
@@ -84,7 +88,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let source = args.prompt.read()?;
     // From here on there is something to stop in an orderly way.
     let interrupt = Interrupt::install()?;
-    let engine = model::load(&args.model, args.run.cache.rope_scaling, args.cpu, &interrupt)?;
+    let engine =
+        model::load(&args.model, args.run.cache.storage.rope_scaling, args.cpu, &interrupt)?;
     let context = engine.model().spec.shape.context;
     let config = args.run.config();
     let room = context.saturating_sub(config.max_new_tokens).max(1);
@@ -97,16 +102,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             prompt.ids.len()
         ));
     }
-    announce(&engine, &config, &prompt.ids)?;
-
     let quiet = args.json == Some(JsonTarget::Stdout);
     let request = Request {
         tokens: &prompt.ids,
         config: &config,
         sample: &args.sample,
+        logprobs: args.logprobs,
         model: &args.model,
         schedule: args.run.schedule.name(),
     };
+    let vocab = engine.model().spec.shape.vocab;
+    request.settings(&interrupt).validate(vocab).context("--logit-bias")?;
+    announce(&engine, &config, &prompt.ids)?;
     let answer = request.answer(&engine, &interrupt, &mut |text| match quiet {
         true => Ok(()),
         false => print_text(text),
@@ -150,6 +157,8 @@ pub struct Request<'a> {
     pub config: &'a RunConfig,
     /// Settings of the answer.
     pub sample: &'a SampleFlags,
+    /// What is reported of tokens.
+    pub logprobs: LogprobFlags,
     /// The model as named.
     pub model: &'a str,
     /// The schedule as named.
@@ -181,7 +190,7 @@ impl Request<'_> {
         let n_layers = engine.model().spec.shape.n_layers;
         let extent = Extent::new(n_layers, self.config.schedule, self.tokens.len());
         let mut watch = Watch::new(self.schedule, extent, interrupt);
-        let mut session = engine.prefill(self.tokens, self.config, &mut watch)?;
+        let (mut session, prompt_logprobs) = self.prefill(engine, &mut watch)?;
         let prefill_s = watch.elapsed().as_secs_f64();
         watch.clear();
         let mut facts = Facts {
@@ -192,6 +201,8 @@ impl Request<'_> {
             compress_s: watch.compress.as_secs_f64(),
             seed: self.sample.seed,
             process_peak_anon_bytes: watch.anon_peak,
+            prompt_logprobs,
+            logprobs: self.logprobs.logprobs.map(|_| Vec::new()),
             ..Facts::default()
         };
         self.generate(&mut session, &mut facts, (&watch, interrupt), each)?;
@@ -203,6 +214,38 @@ impl Request<'_> {
         })
     }
 
+    /// Settings of the answer.
+    fn settings(&self, interrupt: &Interrupt) -> GenerateConfig {
+        GenerateConfig {
+            sample: self.sample.config(),
+            stop: self.sample.stop.clone(),
+            logprobs: self.logprobs.logprobs,
+            cancel: interrupt.flag(),
+        }
+    }
+
+    /// Reads the prompt, and the log-probabilities of its tokens if they were asked
+    /// for.
+    fn prefill<'e>(
+        &self,
+        engine: &'e Engine<Cpu>,
+        watch: &mut Watch<'_>,
+    ) -> anyhow::Result<(Session<'e, Cpu>, Option<Vec<Logprobs>>)> {
+        let Some(n_top) = self.logprobs.prompt_logprobs else {
+            return Ok((engine.prefill(self.tokens, self.config, watch)?, None));
+        };
+        let config = RunConfig { outputs: Outputs::AllLogits, ..self.config.clone() };
+        let mut all = Vec::with_capacity(self.tokens.len().saturating_sub(1));
+        let mut observer = PromptLogprobs {
+            tokens: self.tokens,
+            n_top,
+            inner: watch,
+            each: &mut |_, logprobs| all.push(logprobs),
+        };
+        let session = engine.prefill(self.tokens, &config, &mut observer)?;
+        Ok((session, Some(all)))
+    }
+
     fn generate(
         &self,
         session: &mut Session<'_, Cpu>,
@@ -210,11 +253,7 @@ impl Request<'_> {
         (watch, interrupt): (&Watch<'_>, &Interrupt),
         each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut answer = session.generate(GenerateConfig {
-            sample: self.sample.config(),
-            stop: self.sample.stop.clone(),
-            cancel: interrupt.flag(),
-        })?;
+        let mut answer = session.generate(self.settings(interrupt))?;
         let mut first: Option<Instant> = None;
         for piece in answer.by_ref() {
             let piece = piece?;
@@ -224,6 +263,9 @@ impl Request<'_> {
             }
             facts.output_token_ids.extend(piece.token);
             facts.output_text.push_str(&piece.text);
+            if let Some(all) = &mut facts.logprobs {
+                all.extend(piece.logprobs);
+            }
             each(&piece.text)?;
         }
         facts.decode_s = first.map_or(0.0, |first| first.elapsed().as_secs_f64());

@@ -69,7 +69,7 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         json.check()?;
     }
     let interrupt = Interrupt::install()?;
-    let engine = model::load(&args.model, args.cache.rope_scaling, args.cpu, &interrupt)?;
+    let engine = model::load(&args.model, args.cache.storage.rope_scaling, args.cpu, &interrupt)?;
     let tokens = args.prompt(&engine)?;
     let config = evicting(args.cache.config(), &engine, tokens.len());
     let mut report = Report {

@@ -107,8 +107,9 @@ fn impossible_settings_are_named_with_the_limit() {
     };
     ends(&["--budget", "8"], 1, &["budget of 8", "32", "snapkv"]);
     ends(&["--selector", "snapkv+sinks(4)", "--budget", "35"], 1, &["budget of 35", "36"]);
+    ends(&["--logit-bias", "1=1,999999=1"], 1, &["--logit-bias", "999999", "vocabulary"]);
     ends(&["--memory-limit", "64K"], 3, &["100 tokens", "limit is 64.00 KiB"]);
-    let usage: [(&[&str], &str); 17] = [
+    let usage: [(&[&str], &str); 27] = [
         (&["--budget", "auto"], "`auto` is not available yet"),
         (&["--chunk", "auto"], "`auto` is not available yet"),
         (&["--chunk", "0"], "must be at least 1"),
@@ -124,6 +125,16 @@ fn impossible_settings_are_named_with_the_limit() {
         (&["--temperature", "-1"], "temperature = -1"),
         (&["--temperature", "NaN"], "temperature"),
         (&["--top-p", "1.5"], "top-p = 1.5"),
+        (&["--typical-p", "0"], "typical-p = 0: must be above 0 and at most 1"),
+        (&["--min-p", "1.5"], "min-p = 1.5: must be at least 0 and at most 1"),
+        (&["--repetition-penalty", "11"], "must be above 0 and at most 10"),
+        (&["--repetition-last-n", "0"], "must be at least 1, or all"),
+        (&["--presence-penalty", "3"], "must be from -2 to 2"),
+        (&["--frequency-penalty", "-3"], "must be from -2 to 2"),
+        (&["--logit-bias", "1=200"], "must be from -100 to 100"),
+        (&["--logit-bias", "one"], "`one` is not ID=BIAS"),
+        (&["--logprobs", "21", "--json", "-"], "must be at most 20"),
+        (&["--prompt-logprobs", "1"], "--json"),
         (&["--rope-scaling", "linear:0"], "linear:0"),
         (&["--no-such-flag"], "--no-such-flag"),
     ];

@@ -83,6 +83,62 @@ fn the_report_is_alone_on_stdout_and_complete() {
 }
 
 #[test]
+fn log_probabilities_are_reported_where_they_are_asked_for() {
+    let place = Place::new();
+    let run = |args: &[&str]| {
+        let fixed = ["--prompt-ids", "5,6,7,8", "--max-tokens", "6", "--json", "-"];
+        json(&place.run(&[&fixed[..], args].concat()))
+    };
+    let plain = run(&[]);
+    assert!(plain.get("logprobs").is_none() && plain.get("prompt_logprobs").is_none());
+
+    let report = run(&["--logprobs", "2", "--prompt-logprobs", "1"]);
+    assert_eq!(report["output_token_ids"], plain["output_token_ids"]);
+    let answer = report["logprobs"].as_array().unwrap();
+    assert_eq!(answer.len(), report["output_token_ids"].as_array().unwrap().len());
+    for (token, id) in answer.iter().zip(report["output_token_ids"].as_array().unwrap()) {
+        assert_eq!(keys(token), ["id", "logprob", "text", "top"]);
+        assert_eq!(&token["id"], id);
+        let top = token["top"].as_array().unwrap();
+        assert_eq!(top.len(), 2);
+        // Greedy takes the best one.
+        assert_eq!((&top[0]["id"], &top[0]["logprob"]), (id, &token["logprob"]));
+        assert!(top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64());
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let prompt = report["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(prompt.len(), 4);
+    assert!(prompt[0].is_null());
+    let ids: Vec<_> = prompt[1..].iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids, [6, 7, 8]);
+    assert!(prompt[1..].iter().all(|token| token["top"].as_array().unwrap().len() == 1));
+    // Of the model, whatever the sampler is told.
+    let penalised = run(&["--logprobs", "0", "--logit-bias", "9=-100", "--temperature", "2"]);
+    assert!(penalised["logprobs"][0]["top"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn bias_and_penalties_change_the_answer_and_filters_are_for_heat() {
+    let place = Place::new();
+    let run = |args: &[&str]| {
+        let fixed = ["--prompt-ids", "5,6,7,8", "--max-tokens", "12", "--json", "-"];
+        let report = json(&place.run(&[&fixed[..], args].concat()));
+        let ids = report["output_token_ids"].as_array().unwrap();
+        ids.iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let greedy = run(&[]);
+    let first = greedy[0].to_string();
+    assert!(!run(&["--logit-bias", &format!("{first}=-inf")]).contains(&greedy[0]));
+    assert!(run(&["--logit-bias", "100=100,101=-5"]).iter().all(|&id| id == 100));
+    // With 2 off at each occurrence nothing goes on for long.
+    let varied = run(&["--logit-bias", "100=3", "--frequency-penalty", "2"]);
+    assert!(varied.iter().filter(|&&id| id == 100).count() < 12, "{varied:?}");
+    assert_eq!(run(&["--min-p", "0.9", "--typical-p", "0.1", "--top-p", "0.1"]), greedy);
+    // Only what is as likely as the best is left.
+    assert_eq!(run(&["--temperature", "5", "--min-p", "1"]), greedy);
+}
+
+#[test]
 fn order_chunks_and_threads_change_neither_answer_nor_what_is_kept() {
     let place = Place::new();
     let dump = place.name("kept.json");
@@ -224,6 +280,8 @@ fn help_teaches() {
         "tidekv run",
         "--overflow",
         "--answer-prefix",
+        "--min-p",
+        "--repetition-last-n",
         "[default: 4096]",
         "[default: 2048]",
         "[default where the model has one]",
@@ -231,7 +289,9 @@ fn help_teaches() {
     for word in words {
         assert!(run.contains(word), "`{word}` is not in:\n{run}");
     }
-    for command in ["demo", "run", "plan", "verify", "pull"] {
+    for command in
+        ["demo", "run", "plan", "inspect", "verify", "perplexity", "pull", "completions", "man"]
+    {
         assert!(help(&["--help"]).contains(command));
         ends_with(&tidekv(&[command, "--help"]), 0, &[]);
     }

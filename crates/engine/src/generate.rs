@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Error;
-use crate::sample::{SampleConfig, Sampler};
+use crate::sample::{Logprobs, MAX_TOP_LOGPROBS, SampleConfig, Sampler};
 use crate::session::Session;
 use crate::text::{DetokenizeStream, StopMatcher, StopStep};
 use std::sync::Arc;
@@ -37,17 +37,44 @@ pub struct GenerateConfig {
     pub sample: SampleConfig,
     /// Strings that end the answer; none of them is part of it.
     pub stop: Vec<String>,
+    /// Log-probabilities of every token, with as many alternatives, at most
+    /// [`MAX_TOP_LOGPROBS`]; `None` for none.
+    pub logprobs: Option<usize>,
     /// Set from elsewhere to end the answer before the next token.
     pub cancel: Arc<AtomicBool>,
 }
 
+impl GenerateConfig {
+    /// Checks the settings for a model of `vocab` tokens, which can be done before
+    /// a prompt is read.
+    ///
+    /// # Errors
+    /// As [`SampleConfig::validate`], [`Error::Setting`] for too many
+    /// alternatives, [`Error::TokenOutOfRange`] for a bias on a token that the
+    /// model does not have.
+    pub fn validate(&self, vocab: usize) -> Result<(), Error> {
+        self.sample.validate()?;
+        if let Some(n_top) = self.logprobs.filter(|&n_top| n_top > MAX_TOP_LOGPROBS) {
+            let reason = "must be at most 20";
+            return Err(Error::Setting { setting: "logprobs", value: n_top.to_string(), reason });
+        }
+        let bias = self.sample.logit_bias.iter().enumerate();
+        match bias.map(|(index, &(id, _))| (index, id)).find(|&(_, id)| id as usize >= vocab) {
+            Some((index, id)) => Err(Error::TokenOutOfRange { id, index, vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Text that has become certain, with the token that made it so.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     /// The token; `None` for text held back until the end.
     pub token: Option<u32>,
     /// Complete characters; may be empty.
     pub text: String,
+    /// How likely the token was, where [`GenerateConfig::logprobs`] asks for it.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// The answer to a prompt, token by token. Ends by itself; then
@@ -58,6 +85,7 @@ pub struct Generate<'s, 'e, B: Backend> {
     // Taken when the answer ends and the held-back text is flushed.
     text: Option<(DetokenizeStream<'e>, StopMatcher)>,
     cancel: Arc<AtomicBool>,
+    logprobs: Option<usize>,
     generated: usize,
     pending: Option<u32>,
     finish: Option<FinishReason>,
@@ -67,20 +95,30 @@ impl<'e, B: Backend> Session<'e, B> {
     /// Starts the answer.
     ///
     /// # Errors
-    /// Settings that make no sense.
+    /// As [`GenerateConfig::validate`], and for a stop string that is empty.
     pub fn generate(&mut self, config: GenerateConfig) -> Result<Generate<'_, 'e, B>, Error> {
+        config.validate(self.engine().model().spec.shape.vocab)?;
         let stream = self.engine().tokenizer().detokenize_stream();
         let stops = StopMatcher::new(config.stop)?;
+        let mut sampler = Sampler::new(config.sample)?;
+        sampler.read(self.prompt());
         Ok(Generate {
             session: self,
-            sampler: Sampler::new(config.sample)?,
+            sampler,
             text: Some((stream, stops)),
             cancel: config.cancel,
+            logprobs: config.logprobs,
             generated: 0,
             pending: None,
             finish: None,
         })
     }
+}
+
+/// A token that was drawn.
+struct Drawn {
+    token: u32,
+    logprobs: Option<Logprobs>,
 }
 
 impl<B: Backend> Generate<'_, '_, B> {
@@ -90,7 +128,7 @@ impl<B: Backend> Generate<'_, '_, B> {
     }
 
     /// The next token, or the reason why there is none.
-    fn next_token(&mut self) -> Result<Result<u32, FinishReason>, Error> {
+    fn next_token(&mut self) -> Result<Result<Drawn, FinishReason>, Error> {
         if self.cancel.load(Ordering::Relaxed) {
             return Ok(Err(FinishReason::Cancelled));
         }
@@ -105,31 +143,34 @@ impl<B: Backend> Generate<'_, '_, B> {
             }
             self.session.feed(token)?;
         }
-        let token = self.sampler.draw(&self.session.logits());
+        let logits = self.session.logits();
+        let token = self.sampler.draw(&logits)?;
         if self.session.engine().tokenizer().is_eos(token) {
             return Ok(Err(FinishReason::Stop));
         }
+        self.sampler.accept(token);
         self.pending = Some(token);
         self.generated += 1;
-        Ok(Ok(token))
+        let logprobs = self.logprobs.map(|n_top| Logprobs::new(&logits, token, n_top));
+        Ok(Ok(Drawn { token, logprobs }))
     }
 
     fn advance(&mut self) -> Result<Option<Piece>, Error> {
         if self.text.is_none() {
             return Ok(None);
         }
-        let token = match self.next_token()? {
-            Ok(token) => token,
+        let Drawn { token, logprobs } = match self.next_token()? {
+            Ok(drawn) => drawn,
             Err(reason) => return Ok(self.end(reason)),
         };
         let Some((stream, stops)) = &mut self.text else { return Ok(None) };
         let decoded = stream.push(token)?.unwrap_or_default();
         match stops.push(&decoded) {
-            StopStep::Continue(text) => Ok(Some(Piece { token: Some(token), text })),
+            StopStep::Continue(text) => Ok(Some(Piece { token: Some(token), text, logprobs })),
             StopStep::Stopped(text) => {
                 self.text = None;
                 self.finish = Some(FinishReason::Stop);
-                Ok(Some(Piece { token: Some(token), text }))
+                Ok(Some(Piece { token: Some(token), text, logprobs }))
             }
         }
     }
@@ -143,7 +184,7 @@ impl<B: Backend> Generate<'_, '_, B> {
             StopStep::Continue(text) => text + &stops.finish(),
             StopStep::Stopped(text) => text,
         };
-        (!text.is_empty()).then_some(Piece { token: None, text })
+        (!text.is_empty()).then_some(Piece { token: None, text, logprobs: None })
     }
 }
 

@@ -36,6 +36,7 @@ pub mod generate;
 pub mod memory;
 pub mod model;
 pub mod observe;
+pub mod perplexity;
 pub mod position;
 mod prefill;
 pub mod report;

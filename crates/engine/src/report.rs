@@ -2,7 +2,9 @@
 
 use crate::backend::Backend;
 use crate::memory::{Accountant, Breakdown, Moment, Plan, process_memory};
+use crate::sample::{Logprobs, TokenLogprob};
 use crate::session::Session;
+use crate::text::Tokenizer;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -30,6 +32,11 @@ pub struct Facts {
     pub output_token_ids: Vec<u32>,
     /// Generated text.
     pub output_text: String,
+    /// Log-probabilities of the generated tokens, where they were asked for.
+    pub logprobs: Option<Vec<Logprobs>>,
+    /// Log-probabilities of the prompt's tokens from position 1 on, where they
+    /// were asked for.
+    pub prompt_logprobs: Option<Vec<Logprobs>>,
     /// Why the answer ended.
     pub finish_reason: &'static str,
     /// Largest number of bytes live in the allocator, where it counts.
@@ -79,6 +86,51 @@ pub struct RunReport {
     pub output_text: String,
     /// `stop`, `length` or `cancelled`.
     pub finish_reason: &'static str,
+    /// One per generated token; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<LogprobReport>>,
+    /// One per token of the prompt, the first `null` because nothing comes before
+    /// it; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<LogprobReport>>>,
+}
+
+/// A token with its log-probability, in nats, under the model itself: before
+/// penalties, bias, temperature and filters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenReport {
+    /// Token id.
+    pub id: u32,
+    /// What it adds to the text; U+FFFD where that is a part of a character.
+    pub text: String,
+    /// ln of its probability.
+    pub logprob: f32,
+}
+
+/// How likely a token was, and what would have been likelier.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LogprobReport {
+    /// The token that was taken.
+    #[serde(flatten)]
+    pub chosen: TokenReport,
+    /// The most likely tokens, best first.
+    pub top: Vec<TokenReport>,
+}
+
+impl LogprobReport {
+    /// The figures with the tokens' texts.
+    pub fn new(logprobs: &Logprobs, tokenizer: &Tokenizer) -> Self {
+        let token = |of: &TokenLogprob| TokenReport {
+            id: of.token,
+            // A model may have more rows than its vocabulary has tokens.
+            text: tokenizer.decode(&[of.token]).unwrap_or_default(),
+            logprob: of.logprob,
+        };
+        LogprobReport {
+            chosen: token(&logprobs.chosen),
+            top: logprobs.top.iter().map(token).collect(),
+        }
+    }
 }
 
 /// Memory of a run.
@@ -214,6 +266,12 @@ impl RunReport {
         let n_tokens = session.prompt().len();
         let generated = facts.output_token_ids.len();
         let fed = generated.saturating_sub(1) as f64;
+        let tokenizer = session.engine().tokenizer();
+        let with_text = |logprobs: &Logprobs| LogprobReport::new(logprobs, tokenizer);
+        let of_answer = |all: &Vec<Logprobs>| all.iter().map(with_text).collect();
+        let of_prompt = |all: &Vec<Logprobs>| {
+            std::iter::once(None).chain(all.iter().map(|of| Some(with_text(of)))).collect()
+        };
         RunReport {
             prompt_tokens: n_tokens,
             generated_tokens: generated,
@@ -229,6 +287,8 @@ impl RunReport {
             decode_tokens_per_s: if facts.decode_s > 0.0 { fed / facts.decode_s } else { 0.0 },
             memory: MemoryReport::new(session.plan(), session.accountant(), &facts),
             kept: kept(session),
+            logprobs: facts.logprobs.as_ref().map(of_answer),
+            prompt_logprobs: facts.prompt_logprobs.as_ref().map(of_prompt),
             model: facts.model,
             schedule: facts.schedule,
             output_token_ids: facts.output_token_ids,

@@ -5,7 +5,7 @@ mod table;
 
 pub use document::prose;
 
-use crate::flags::{CpuFlags, SampleFlags, count, positive};
+use crate::flags::{CpuFlags, LogprobFlags, SampleFlags, count, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, print_text};
@@ -170,17 +170,13 @@ impl Args {
             memory_limit: tidekv::memory::default_limit(),
             ..RunConfig::default()
         };
-        let sample = SampleFlags {
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            seed: 0,
-            stop: vec![".".to_owned(), "\n".to_owned()],
-        };
+        let stop = vec![".".to_owned(), "\n".to_owned()];
+        let sample = SampleFlags { stop, ..SampleFlags::default() };
         let request = Request {
             tokens,
             config: &config,
             sample: &sample,
+            logprobs: LogprobFlags::default(),
             model: &self.model,
             schedule: kind.name(),
         };

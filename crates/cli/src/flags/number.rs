@@ -1,0 +1,82 @@
+//! Numbers on the command line: counts and sizes with units.
+
+use std::num::NonZeroUsize;
+
+/// A count such as 4096, 128k or 1M (k and M are powers of 1,024, as in context
+/// lengths).
+pub fn count(text: &str) -> Result<usize, String> {
+    if text == "auto" {
+        return Err("`auto` is not available yet; give a number such as 4096 or 4k".to_owned());
+    }
+    let number = scaled(text, &[("k", 10), ("K", 10), ("m", 20), ("M", 20)]);
+    number
+        .and_then(|number| usize::try_from(number).ok())
+        .ok_or_else(|| format!("`{text}` is not a count such as 4096, 128k or 1M"))
+}
+
+/// A count of at least 1.
+pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    NonZeroUsize::new(count(text)?).ok_or_else(|| "must be at least 1".to_owned())
+}
+
+/// A number of threads. Each has its share of scratch and a stack, so a slip of
+/// the finger should not take the machine down.
+pub fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    const MOST: usize = 1024;
+    let threads = positive(text)?;
+    if threads.get() > MOST { Err(format!("must be at most {MOST}")) } else { Ok(threads) }
+}
+
+/// A size such as 800MiB, 8G or 8GiB (powers of 1,024).
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let units = [
+        ("KiB", 10),
+        ("MiB", 20),
+        ("GiB", 30),
+        ("TiB", 40),
+        ("K", 10),
+        ("M", 20),
+        ("G", 30),
+        ("T", 40),
+        ("B", 0),
+    ];
+    scaled(text, &units).ok_or_else(|| format!("`{text}` is not a size such as 800MiB, 8G or 8GiB"))
+}
+
+/// A number with an optional unit of `2^shift`; fractions are allowed before a
+/// unit.
+fn scaled(text: &str, units: &[(&str, u32)]) -> Option<u64> {
+    let text = text.trim();
+    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
+    let (number, shift) = unit.unwrap_or((text, 0));
+    let number = number.trim();
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1 << shift);
+    }
+    let fraction: f64 = number.parse().ok()?;
+    let scaled = fraction * (1u64 << shift) as f64;
+    let sensible = shift > 0 && scaled.is_finite() && (0.0..9e18).contains(&scaled);
+    sensible.then_some(scaled as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_sizes_accept_units_and_refuse_nonsense() {
+        assert_eq!(count("128k"), Ok(131_072));
+        assert_eq!(count("4096"), Ok(4096));
+        assert_eq!(count("1.5k"), Ok(1536));
+        assert_eq!(bytes("8GiB"), Ok(8 << 30));
+        assert_eq!(bytes("8G"), Ok(8 << 30));
+        assert_eq!(bytes("0.5G"), Ok(1 << 29));
+        assert_eq!(bytes("100"), Ok(100));
+        for text in ["", "k", "-1", "1.5", "8X", "1e400k", "NaNk", "auto", "99999999999999999999"] {
+            assert!(count(text).is_err(), "{text}");
+        }
+        assert!(positive("0").is_err());
+        assert!(threads("1024").is_ok() && threads("1025").is_err());
+        assert!(bytes("99999999999G").is_err());
+    }
+}

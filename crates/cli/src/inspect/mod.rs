@@ -1,0 +1,113 @@
+//! `tidekv inspect`: what a model file is, and whether it runs here.
+
+mod contents;
+mod report;
+
+use crate::flags::{CpuFlags, bytes};
+use crate::interrupt::Interrupt;
+use crate::model;
+use crate::output::{JsonTarget, print_text};
+use contents::Contents;
+use report::{Fit, Report, TokenizerReport};
+use std::path::Path;
+use tidekv::memory::default_limit;
+use tidekv::text::{TextError, Tokenizer, VocabSource};
+use tidekv::{Engine, Error, Model, RunConfig};
+use tidekv_cpu::Cpu;
+
+/// Say what a model file is, and whether it runs here
+///
+/// Reads headers only. Shows format, name, license and sizes as the file states them, the types its
+/// tensors are stored in, the tokenizer, what keeps the model from running if it does not, and the
+/// largest prompt that fits this machine if it does. A model that is merely not supported is no
+/// failure; a file that is no model, or a damaged one, exits with 1.
+///
+///   tidekv inspect model.gguf
+///   tidekv inspect smollm2-135m --tensors --json -
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    #[arg(help = model::MODEL_HELP)]
+    model: String,
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Memory that the largest prompt may take, such as 8GiB [default: what the machine has free]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    memory_limit: Option<u64>,
+    #[command(flatten)]
+    cpu: CpuFlags,
+    /// Write the report as JSON; `-` puts the object alone on stdout
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
+    json: Option<JsonTarget>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A file that is no model, or a damaged one.
+pub fn inspect(args: &Args) -> anyhow::Result<()> {
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
+    let path = model::path(&args.model, &Interrupt::install()?)?;
+    let contents = Contents::open(&path)?;
+    let mut report = Report::new(&args.model, &contents);
+    if args.tensors {
+        report.list_tensors(&contents);
+    }
+    args.try_to_run(&path, &contents, &mut report)?;
+    if let Some(json) = &args.json {
+        json.write(&report)?;
+    }
+    if args.json != Some(JsonTarget::Stdout) {
+        print_text(&report.text())?;
+    }
+    Ok(())
+}
+
+impl Args {
+    /// Finds out what the engine makes of the model by letting it try, and notes
+    /// what keeps it from running. Nothing is computed.
+    fn try_to_run(
+        &self,
+        path: &Path,
+        contents: &Contents,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let backend = Cpu::new(self.cpu.config())?;
+        let opened = Model::open(path, None);
+        match &opened {
+            Ok(model) => report.set_shape(&model.spec.shape),
+            // The engine would not come to the tokenizer.
+            Err(_) => report.problems.extend(tokenizer_problem(contents)),
+        }
+        match opened.and_then(|model| Engine::new(model, backend)) {
+            Ok(engine) => {
+                report.supported = true;
+                report.fit = Some(self.fit(&engine));
+                let read = || TokenizerReport::read_by_engine(engine.tokenizer());
+                report.tokenizer.get_or_insert_with(read);
+                match engine.chat_template() {
+                    Ok(_) | Err(Error::Text(TextError::NoChatTemplate)) => {}
+                    Err(error) => report.problems.push(format!("{error}; --raw does without it")),
+                }
+            }
+            Err(error) => report.problems.insert(0, error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn fit(&self, engine: &Engine<Cpu>) -> Fit {
+        let limit = self.memory_limit.or_else(default_limit);
+        let config = RunConfig { memory_limit: limit, ..RunConfig::default() };
+        let largest = engine.largest_prompt(&config, limit.unwrap_or(u64::MAX));
+        Fit { largest_prompt_tokens: largest, limit_bytes: limit }
+    }
+}
+
+/// What keeps the vocabulary from being used.
+fn tokenizer_problem(contents: &Contents) -> Option<String> {
+    let source = VocabSource::from_metadata(contents.metadata()?);
+    source.and_then(Tokenizer::new).err().map(|error| error.to_string())
+}

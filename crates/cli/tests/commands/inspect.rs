@@ -1,0 +1,173 @@
+//! `tidekv inspect`, the real binary: models that run, models that do not, and
+//! files that are none.
+
+use crate::rig::{Place, ends_with, ids, json, stderr, tidekv};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+use tidekv_format::{TensorType, Value as Metadata};
+use tidekv_testkit::{GgufWriter, Random, tiny_llama};
+
+fn inspect(model: &str, args: &[&str]) -> Output {
+    tidekv(&[&["inspect", model], args].concat())
+}
+
+fn report(model: &str, args: &[&str]) -> Value {
+    let output = inspect(model, &[args, &["--json", "-"]].concat());
+    ends_with(&output, 0, &[]);
+    json(&output)
+}
+
+/// A file made from the tiny model's by a change.
+fn changed(place: &Place, change: impl FnOnce(&mut GgufWriter)) -> String {
+    let mut writer = tiny_llama(1).writer();
+    change(&mut writer);
+    let name = place.name("changed.gguf");
+    writer.write_to(Path::new(&name)).unwrap();
+    name
+}
+
+#[test]
+fn a_model_that_runs_is_described() {
+    let place = Place::new();
+    let spec = tiny_llama(1);
+    let report = report(&place.model(), &["--tensors", "--memory-limit", "1G"]);
+    assert_eq!((&report["container"], &report["version"]), (&"GGUF".into(), &3.into()));
+    assert_eq!(report["bytes"], std::fs::metadata(place.model()).unwrap().len());
+    assert_eq!(report["architecture"], "llama");
+    for (key, number) in [
+        ("n_layers", spec.n_layers),
+        ("d_model", spec.d_model),
+        ("d_ff", spec.d_ff),
+        ("n_heads", spec.n_heads),
+        ("n_kv_heads", spec.n_kv_heads),
+        ("head_dim", spec.head_dim),
+        ("vocab", spec.vocab),
+        ("context", spec.context),
+    ] {
+        assert_eq!(report["dimensions"][key], number, "{key}");
+    }
+    assert_eq!(report["tokenizer"]["tokens"], spec.vocab);
+    assert_eq!(report["tokenizer"]["chat_template"], true);
+    assert_eq!((&report["supported"], &report["problems"]), (&true.into(), &serde_json::json!([])));
+    assert_eq!(report["fit"]["limit_bytes"], 1u64 << 30);
+    assert_eq!(report["fit"]["largest_prompt_tokens"], spec.context);
+
+    ends_with(&place.run(&["--prompt-ids", &ids(8), "--max-tokens", "1"]), 0, &[]);
+
+    // The summary is that of the list.
+    let tensors = report["tensors"].as_array().unwrap();
+    let sum =
+        |key: &str| -> u64 { tensors.iter().map(|tensor| tensor[key].as_u64().unwrap()).sum() };
+    let elements = |tensor: &Value| -> u64 {
+        tensor["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product()
+    };
+    let types = report["tensor_types"].as_array().unwrap();
+    let total = |key: &str| -> u64 { types.iter().map(|ty| ty[key].as_u64().unwrap()).sum() };
+    assert_eq!(total("tensors"), tensors.len() as u64);
+    assert_eq!(total("bytes"), sum("bytes"));
+    assert_eq!(total("parameters"), tensors.iter().map(elements).sum::<u64>());
+    assert_eq!(report["parameters"], total("parameters"));
+
+    let output = inspect(&place.model(), &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for word in ["GGUF version 3", "llama", "parameters", "layers", "F32", "supported       yes"] {
+        assert!(text.contains(word), "`{word}` is not in:\n{text}");
+    }
+    assert!(!text.contains("blk.0.attn_q.weight"));
+    let listed = String::from_utf8(inspect(&place.model(), &["--tensors"]).stdout).unwrap();
+    assert!(listed.contains("blk.0.attn_q.weight"));
+}
+
+#[test]
+fn a_model_that_does_not_run_is_described_too_with_the_reason() {
+    let place = Place::new();
+    let unknown = changed(&place, |writer| {
+        writer.set("general.architecture", Metadata::String("megalith".to_owned()));
+        writer.set("megalith.block_count", Metadata::U32(7));
+        writer.set("megalith.attention.head_count_kv", per_layer(&[1, 4]));
+        writer.set("general.license", Metadata::String("apache-2.0".to_owned()));
+        writer.set("general.file_type", Metadata::U32(15));
+    });
+    let report = report(&unknown, &[]);
+    assert_eq!(report["supported"], false);
+    let problem = report["problems"][0].as_str().unwrap();
+    assert!(problem.contains("megalith") && problem.contains("not supported"), "{problem}");
+    assert_eq!(report["fit"], Value::Null);
+    assert_eq!(report["dimensions"]["n_layers"], 7);
+    assert_eq!(report["dimensions"]["n_kv_heads"], serde_json::json!([1, 4]));
+    assert_eq!(report["license"]["id"], "apache-2.0");
+    assert_eq!(report["quantisation"], "Q4_K_M");
+    let text = String::from_utf8(inspect(&unknown, &[]).stdout).unwrap();
+    for word in ["supported  no", "1 to 4", "problem", "megalith", "apache-2.0", "Q4_K_M"] {
+        assert!(text.contains(word), "`{word}` is not in:\n{text}");
+    }
+}
+
+fn per_layer(numbers: &[u32]) -> Metadata {
+    Metadata::Array(tidekv_format::Array::U32(numbers.to_vec()))
+}
+
+#[test]
+fn a_type_that_nobody_knows_is_one_of_the_types() {
+    let place = Place::new();
+    let odd = changed(&place, |writer| {
+        writer.tensor("odd.weight", &[32], TensorType::from_id(77), vec![0; 64]);
+    });
+    let report = report(&odd, &[]);
+    let types = report["tensor_types"].as_array().unwrap();
+    let unknown = types.iter().find(|ty| ty["type"] == "unknown type 77").unwrap();
+    assert_eq!((&unknown["tensors"], &unknown["bytes"]), (&1.into(), &Value::Null));
+}
+
+#[test]
+fn names_cannot_steer_the_terminal() {
+    let place = Place::new();
+    let hostile = changed(&place, |writer| {
+        writer.set("general.name", Metadata::String("a\x1b[2Jb\nsupported yes".to_owned()));
+    });
+    let text = String::from_utf8(inspect(&hostile, &[]).stdout).unwrap();
+    assert!(text.contains("a\\u{1b}[2Jb\\nsupported yes") && !text.contains('\x1b'), "{text}");
+    assert_eq!(report(&hostile, &[])["name"], "a\x1b[2Jb\nsupported yes");
+}
+
+#[test]
+fn files_that_are_no_models_fail_with_one_sentence() {
+    let place = Place::new();
+    let whole = std::fs::read(place.model()).unwrap();
+    let refused = |name: &str, bytes: &[u8], word: &str| {
+        let output = inspect(&place.write(name, bytes), &[]);
+        ends_with(&output, 1, &[name, word]);
+        assert!(output.stdout.is_empty());
+        assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    };
+    refused("empty.gguf", b"", "0 bytes");
+    refused("text.gguf", b"once upon a time there was a long text", "not a GGUF model");
+    refused("page.gguf", b"<!DOCTYPE html><html></html>", "an HTML page");
+    refused("cut.gguf", &whole[..whole.len() / 2], "truncated");
+    ends_with(&inspect(&place.name("."), &[]), 1, &[]);
+    ends_with(&inspect("/dev/null", &[]), 1, &[]);
+}
+
+#[test]
+fn any_file_ends_in_order() {
+    let place = Place::new();
+    let whole = std::fs::read(place.model()).unwrap();
+    let mut random = Random::named(2, "inspection");
+    let (mut described, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random.below(4) {
+            // Magic, counts, metadata, vocabulary and tensor table.
+            bytes[random.below(8_000) as usize] = random.below(256) as u8;
+        }
+        let output = inspect(&place.write("corrupted.gguf", &bytes), &[]);
+        assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+        match output.status.code() {
+            Some(0) => described += 1,
+            Some(1) => refused += 1,
+            code => panic!("{code:?}: {}", stderr(&output)),
+        }
+    }
+    assert!(described >= 5 && refused >= 5, "{described} described, {refused} refused");
+}

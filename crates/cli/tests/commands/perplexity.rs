@@ -1,0 +1,92 @@
+//! `tidekv perplexity`, the real binary.
+
+use crate::rig::{Place, command, ends_with, json, tidekv};
+use serde_json::Value;
+use std::io::Write;
+use std::process::{Output, Stdio};
+
+/// No merge of the tiny vocabulary joins these letters: a token each.
+fn text(n_tokens: usize) -> String {
+    (0..n_tokens).map(|i| ["x", "z", "q", "j", "v"][i * i % 5]).collect()
+}
+
+fn measure(place: &Place, args: &[&str]) -> Output {
+    tidekv(&[&["perplexity", &place.model()], args].concat())
+}
+
+#[test]
+fn figures_agree_with_each_other_and_do_not_depend_on_chunks() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(100).as_bytes());
+    let report = |args: &[&str]| json(&measure(&place, &[&[&file, "--json", "-"], args].concat()));
+    let whole = report(&[]);
+    assert_eq!((&whole["tokens"], &whole["scored_tokens"]), (&100.into(), &99.into()));
+    assert_eq!((&whole["windows"], &whole["window_tokens"]), (&1.into(), &100.into()));
+    assert_eq!(whole["bos"], Value::Null);
+    let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
+    // Printed to 17 digits; exp has an error of an ulp.
+    let ratio = number(&whole, "perplexity") / number(&whole, "mean_nll").exp();
+    assert!((ratio - 1.0).abs() < 1e-14, "{ratio}");
+    assert_eq!(report(&["--chunk", "7"])["mean_nll"], whole["mean_nll"]);
+
+    let windows = report(&["--context-size", "40", "--stride", "10"]);
+    assert_eq!((&windows["windows"], &windows["stride"]), (&7.into(), &10.into()));
+    assert_eq!(windows["scored_tokens"], 99);
+    assert_ne!(windows["mean_nll"], whole["mean_nll"]);
+
+    let output = measure(&place, &[&file, "--context-size", "40"]);
+    ends_with(&output, 0, &["4 windows of 40 tokens, 20 apart", "window 4/4"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("perplexity ") && said.contains("99 of 100 tokens"), "{said}");
+}
+
+#[test]
+fn it_is_the_likelihood_that_prompt_logprobs_gives() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(50).as_bytes());
+    let args = ["--raw", "--prompt-file", &file, "--max-tokens", "1", "--json", "-"];
+    let run = json(&place.run(&[&args[..], &["--prompt-logprobs", "0"]].concat()));
+    let logprobs = run["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 50);
+    let sum: f64 = logprobs[1..].iter().map(|token| token["logprob"].as_f64().unwrap()).sum();
+    let measured = json(&measure(&place, &[&file, "--json", "-"]));
+    let mean = measured["mean_nll"].as_f64().unwrap();
+    // Each log-probability is rounded to f32: 2^-24 of at most 16.
+    assert!((mean + sum / 49.0).abs() < 1e-6, "{mean} {sum}");
+}
+
+#[test]
+fn standard_input_is_a_text_too() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(30).as_bytes());
+    let mut child = command(&["perplexity", &place.model(), "-", "--json", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text(30).as_bytes()).unwrap();
+    let piped = json(&child.wait_with_output().unwrap());
+    assert_eq!(piped["mean_nll"], json(&measure(&place, &[&file, "--json", "-"]))["mean_nll"]);
+}
+
+#[test]
+fn what_cannot_be_measured_is_named() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(100).as_bytes());
+    let ends = |args: &[&str], code, words: &[&str]| {
+        let output = measure(&place, args);
+        ends_with(&output, code, words);
+        assert!(output.stdout.is_empty());
+    };
+    ends(&[&place.name("absent.txt")], 1, &["absent.txt"]);
+    ends(&[&place.write("nothing.txt", b"")], 1, &["empty"]);
+    ends(&[&place.write("short.txt", b"x")], 1, &["at least 2"]);
+    ends(&[&place.write("bytes.txt", b"ab\xff")], 1, &["bytes.txt", "UTF-8"]);
+    ends(&[&file, "--context-size", "1"], 1, &["context-size = 1", "at least 2"]);
+    ends(&[&file, "--context-size", "8193"], 1, &["context-size = 8193", "--rope-scaling"]);
+    ends(&[&file, "--context-size", "40", "--stride", "40"], 1, &["stride = 40"]);
+    ends(&[&file, "--memory-limit", "64K"], 3, &["64.00 KiB", "--context-size"]);
+    ends(&[&file, "--stride", "0"], 2, &["at least 1"]);
+    ends(&[], 2, &["<FILE|->"]);
+}
