@@ -1,4 +1,4 @@
-//! Two real models against a reference implementation (`testdata/models` of the
+//! Three real models against a reference implementation (`testdata/models` of the
 //! engine): logits, hidden norms, likelihood and greedy tokens in f32, and the
 //! stated bound of the default precision against f32.
 
@@ -32,6 +32,14 @@ const QWEN: (&str, &str) = (
     include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../engine/testdata/models/qwen2.5-coder-0.5b.json"
+    )),
+);
+
+const GEMMA: (&str, &str) = (
+    "gemma-3-270m",
+    include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../engine/testdata/models/gemma-3-270m.json"
     )),
 );
 
@@ -317,6 +325,16 @@ fn smollm2_computes_what_the_reference_does() {
 #[test]
 fn qwen_computes_what_the_reference_does() {
     check_model(QWEN);
+}
+
+/// Windows of 512 tokens under prompts of up to 4,031.
+#[test]
+fn gemma_computes_what_the_reference_does() {
+    let engine = engine(&models::path(GEMMA.0), 2, None);
+    for (index, case) in cases(GEMMA.1).iter().enumerate() {
+        let what = format!("{}, case {index} of {} tokens", GEMMA.0, case.prompt_ids.len());
+        check_f32(&engine, case, &what);
+    }
 }
 
 /// The oracle of the tests on tiny models, held to the published numbers itself.

@@ -50,7 +50,7 @@ pub enum Scorer {
 
 /// Scores from the attention probabilities of the prompt's last W queries over
 /// all S keys, causally masked, averaged over the W rows.
-/// Source: `spec/selectors.md` section 2; paper equations (4)-(8).
+/// Source: paper equations (4)-(8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observation {
     /// W, number of queries observed; their positions are kept.
@@ -88,7 +88,7 @@ pub enum GroupReduce {
 
 /// Order of group reduction and pooling. Average pooling commutes with mean and
 /// sum; maximum pooling does not, and on random data the two orders share only
-/// 66-88 % of the kept set (`spec/selectors.md` section 2).
+/// 66-88 % of the kept set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolOrder {
     /// Reduce over the group, then pool one row per KV head.

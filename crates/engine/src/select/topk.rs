@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 ///
 /// The order is by *rank*: `a < b` means that a is chosen before b, that is, a
 /// has the higher score or, on equal scores (-0.0 and +0.0 are equal), the lower
-/// position (`spec/selectors.md` section 1.2). It is total, because scores are
+/// position. It is total, because scores are
 /// finite by the time they arrive, so top-k does not depend on how the stream is
 /// cut.
 #[derive(Debug, Clone, Copy)]
