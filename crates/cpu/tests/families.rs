@@ -16,11 +16,14 @@ use rig::device::engine;
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use tidekv::schedule::ScheduleKind;
 use tidekv::{Element, Engine, Outputs, RunConfig};
 use tidekv_cpu::{Cpu, Isa, Tier};
+use tidekv_format::TensorType;
+use tidekv_testkit::compare::assert_bits_eq;
 use tidekv_testkit::reference::Reference;
-use tidekv_testkit::{Arch, TinySpec, tiny_families, tiny_llama};
+use tidekv_testkit::{Arch, MatrixTypes, TinySpec, tiny_families, tiny_llama};
 
 /// The window of the tiny models that have one.
 const WINDOW: usize = 16;
@@ -183,6 +186,47 @@ fn decoding_equals_the_dense_reference() {
                         spec.arch.name()
                     );
                 }
+            }
+        }
+    }
+}
+
+/// The same weights in both containers, whole and in parts, are the same model.
+#[test]
+fn gguf_and_safetensors_of_the_same_weights_give_the_same_bits() {
+    for ty in [TensorType::BF16, TensorType::F16, TensorType::F32] {
+        for spec in specs() {
+            let spec = TinySpec { types: MatrixTypes::all(ty), ..spec };
+            let tokens = prompt(8, spec.vocab, 80);
+            let what = format!("{} in {ty}", spec.arch.name());
+            let dir = tempfile::tempdir().unwrap();
+            let run = |path: &Path| {
+                let engine = engine(path, 2, None);
+                let (run, mut session) =
+                    record(&engine, &tokens, &config(ScheduleKind::Tide, 30, 24));
+                let fed = [5, 6, 7].map(|token| {
+                    session.feed(token).unwrap();
+                    session.logits()
+                });
+                (run, fed)
+            };
+            let file = TinyFile::write(&spec.writer());
+            let (expected, fed) = run(file.path());
+            let parts = spec.writer().write_split(dir.path(), "tiny", 3).unwrap();
+            let same = |path: &Path, container: &str| {
+                let (actual, actual_fed) = run(path);
+                let what = format!("{what}, {container}");
+                assert_same_prefill(&actual, &expected, &what);
+                assert_same_cache(&actual, &expected, &what);
+                for (actual, expected) in actual_fed.iter().zip(&fed) {
+                    assert_bits_eq(actual, expected, &format!("{what}: decoded logits"));
+                }
+            };
+            same(&parts[2], "split");
+            for shards in [1, 2] {
+                let dir = tempfile::tempdir().unwrap();
+                spec.write_hugging_face(dir.path(), shards).unwrap();
+                same(dir.path(), &format!("{shards} safetensors"));
             }
         }
     }

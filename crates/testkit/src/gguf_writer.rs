@@ -62,6 +62,25 @@ impl GgufWriter {
         self
     }
 
+    /// Value of a key.
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+        self.metadata.iter().find(|(known, _)| known == key).map(|(_, value)| value)
+    }
+
+    /// Value of a key that is an F32 or U32, if it is there.
+    pub(crate) fn number(&self, key: &str) -> Option<f64> {
+        match self.value(key)? {
+            Value::F32(number) => Some(f64::from(*number)),
+            Value::U32(number) => Some(f64::from(*number)),
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+
+    /// The tensors, in file order.
+    pub(crate) fn tensors(&self) -> &[StreamedTensor] {
+        self.tensors.as_slice()
+    }
+
     /// The keys, in file order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.metadata.iter().map(|(key, _)| key.as_str())

@@ -3,7 +3,8 @@
 //! - [`GgufWriter`] and [`SafetensorsWriter`] write any file of their formats, well-formed, whole or in
 //!   parts, with data streamed from closures.
 //! - [`TinySpec`] describes a model of a few layers with seeded random weights and everything a real
-//!   file has: [`tiny_llama`], [`tiny_qwen2`], [`llama_8b_two_layers`].
+//!   file has: [`tiny_llama`], [`tiny_qwen2`], [`tiny_families`], [`llama_8b_two_layers`]; it is
+//!   written as GGUF or as a Hugging Face directory.
 //! - [`reference::Reference`] is a dense forward pass in f64 under any mask.
 //! - [`compare`] holds the comparators, each with a test that makes it fail.
 //! - [`models::path`] is where a real model is, pulled if need be.
@@ -15,6 +16,7 @@
 pub mod compare;
 mod family;
 mod gguf_writer;
+mod hugging_face;
 pub mod models;
 mod random;
 pub mod reference;
