@@ -58,8 +58,14 @@ impl Dry {
     ) -> Result<Breakdown, Error> {
         let DryRun { shape, weights, config, n_tokens } = run;
         let rotations = &Rotations::none();
-        let device =
-            Device { backend: self, weights: &(), weight_bytes: weights, shape, rotations };
+        let device = Device {
+            backend: self,
+            weights: &(),
+            weight_bytes: weights,
+            shape,
+            rotations,
+            files: None,
+        };
         let tokens = vec![0; n_tokens];
         config.check_prompt(shape, &tokens)?;
         let _prefilled = prefill(&device, config, accountant, &tokens, observer)?;

@@ -123,7 +123,6 @@ impl<B: Backend> Engine<B> {
         let rotations = self.model.spec.rotations(tokens.len())?;
         let device = self.device(&rotations);
         config.check_prompt(device.shape, tokens)?;
-        self.model.file.store.verify_unchanged()?;
         let plan = self.plan(config, tokens.len())?;
         let accountant = Accountant::new(config.memory_limit);
         let prefilled = prefill(&device, config, &accountant, tokens, observer)?;
@@ -143,13 +142,19 @@ impl<B: Backend> Engine<B> {
         PlanInput { shape, weights: self.model.weight_bytes(), sizes, config, n_tokens }
     }
 
-    pub(crate) fn weights(&self) -> &B::Weights {
-        &self.weights
+    /// The weights, if their files are still the ones that were opened.
+    ///
+    /// # Errors
+    /// A file that has changed.
+    pub(crate) fn weights(&self) -> Result<&B::Weights, Error> {
+        self.model.file.store.verify_unchanged()?;
+        Ok(&self.weights)
     }
 
     fn device<'d>(&'d self, rotations: &'d Rotations) -> Device<'d, B> {
         Device {
             rotations,
+            files: Some(&self.model.file.store),
             backend: &self.backend,
             weights: &self.weights,
             weight_bytes: self.model.weight_bytes(),

@@ -16,6 +16,7 @@ use crate::model::{Rotations, Shape};
 use crate::observe::{Observer, Progress, Tap};
 use crate::schedule::{Span, Step, step_cost};
 use crate::select::SelectionLayout;
+use tidekv_format::TensorStore;
 
 /// What a prefill runs on.
 pub(crate) struct Device<'a, B: Backend> {
@@ -24,6 +25,17 @@ pub(crate) struct Device<'a, B: Backend> {
     pub weight_bytes: WeightBytes,
     pub shape: &'a Shape,
     pub rotations: &'a Rotations,
+    /// The files that the weights are read from; `None` for a backend without
+    /// weights.
+    pub files: Option<&'a TensorStore>,
+}
+
+impl<B: Backend> Device<'_, B> {
+    /// Refuses weights that are no longer the ones that were opened. A system call
+    /// per file, nothing beside any step.
+    fn verify_unchanged(&self) -> Result<(), Error> {
+        Ok(self.files.map_or(Ok(()), TensorStore::verify_unchanged)?)
+    }
 }
 
 /// What a prefill leaves behind.
@@ -38,8 +50,9 @@ pub(crate) struct Prefilled<B: Backend> {
 /// Reads a prompt.
 ///
 /// # Errors
-/// [`Error::Cancelled`] by the observer, the memory limit, a value that is not
-/// finite, or the backend's own errors. All memory is released.
+/// [`Error::Cancelled`] by the observer, a model file that has changed, the memory
+/// limit, a value that is not finite, or the backend's own errors. All memory is
+/// released.
 pub(crate) fn prefill<B: Backend>(
     device: &Device<'_, B>,
     config: &RunConfig,
@@ -59,6 +72,7 @@ pub(crate) fn prefill<B: Backend>(
         if observer.before(&step, &progress, &run.tap(step)).is_break() {
             return Err(Error::Cancelled);
         }
+        device.verify_unchanged()?;
         accountant.begin(Moment::Step(step));
         match step {
             Step::Embed { chunk, .. } => run.embed(chunk)?,
@@ -69,6 +83,8 @@ pub(crate) fn prefill<B: Backend>(
         observer.after(&step, &accountant.step(), &run.tap(step));
         progress.done += progress.step;
     }
+    // What the last step has read is still to be vouched for.
+    device.verify_unchanged()?;
     run.finish()
 }
 
@@ -317,3 +333,6 @@ impl<B: Backend> Tap for RunTap<'_, '_, B> {
         Some((read(&rows.k), read(&rows.v)))
     }
 }
+
+#[cfg(test)]
+mod tests;

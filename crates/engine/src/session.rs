@@ -110,8 +110,8 @@ impl<'e, B: Backend> Session<'e, B> {
     /// Feeds one token at its true position.
     ///
     /// # Errors
-    /// [`Error::Setting`] when there is no room left, [`Error::TokenOutOfRange`],
-    /// or a failure of the backend.
+    /// [`Error::Setting`] when there is no room left, [`Error::TokenOutOfRange`], a
+    /// model file that has changed, or a failure of the backend.
     pub fn feed(&mut self, token: u32) -> Result<(), Error> {
         let vocab = self.engine.model().spec.shape.vocab;
         if token as usize >= vocab {
@@ -133,7 +133,7 @@ impl<'e, B: Backend> Session<'e, B> {
             tail_row: self.tail_row,
         };
         let backend = self.engine.backend();
-        backend.decode(self.engine.weights(), row, &mut self.work, &mut self.logits)?;
+        backend.decode(self.engine.weights()?, row, &mut self.work, &mut self.logits)?;
         backend.sync()?;
         self.tail_row += 1;
         Ok(())

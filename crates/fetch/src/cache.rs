@@ -3,16 +3,18 @@
 //!
 //! ```text
 //! <cache>/models/NAME            a finished file
-//! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed
+//! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed, with the
+//!                                modification time of the file, so that a later change shows
 //! <cache>/models/hf/ORG/REPO/... finished files of the hub
 //! <cache>/partial/KEY/...        parts of a download under way
 //! <cache>/locks/KEY.lock         who is working on it
 //! ```
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
@@ -63,12 +65,32 @@ pub(crate) struct Finished {
 /// What is known about a file that is already in its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Absent, or not the file that was published.
-    No,
-    /// The stamp beside it carries the right digest.
+    /// There is none.
+    Absent,
+    /// It is not the file that was published; why, in words.
+    Differs(String),
+    /// The stamp beside it carries the right digest and the file's own time.
     Stamp,
-    /// There was no stamp; the digest was computed now and is right.
+    /// The digest was computed now and is right.
     Digest,
+}
+
+/// How closely a file in its place is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// At its stamp; at its bytes only where the stamp does not vouch for it.
+    Stamp,
+    /// At all its bytes.
+    Bytes,
+}
+
+/// What a file should be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Published<'a> {
+    /// Length in bytes, where known.
+    pub(crate) n_bytes: Option<u64>,
+    /// Lower-case hexadecimal digest.
+    pub(crate) sha256: &'a str,
 }
 
 /// Creates `path` and its parents.
@@ -98,34 +120,50 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Says whether `path` holds the file of `n_bytes` bytes with digest `sha256`:
-/// by length and stamp, or where the stamp is missing by reading the file.
+/// Says whether `path` holds the published file: by length, stamp and
+/// modification time where that is enough, else by reading the file.
 ///
 /// # Errors
 /// The file exists and cannot be read, or the user cancels.
 pub(crate) fn trust(
     path: &Path,
-    n_bytes: u64,
-    sha256: &str,
+    published: Published<'_>,
+    look: Look,
     progress: &mut dyn Progress,
 ) -> Result<Trust> {
-    match fs::metadata(path) {
-        Ok(found) if found.is_file() && found.len() == n_bytes => {}
-        _ => return Ok(Trust::No),
+    let found = match fs::metadata(path) {
+        Ok(found) if found.is_file() => found,
+        _ => return Ok(Trust::Absent),
+    };
+    if let Some(n_bytes) = published.n_bytes
+        && n_bytes != found.len()
+    {
+        return Ok(Trust::Differs(format!("it has {} bytes, expected {n_bytes}", found.len())));
     }
-    if read_stamp(path).as_deref() == Some(sha256) {
+    if look == Look::Stamp && stamp_vouches(path, &found, published.sha256) {
         return Ok(Trust::Stamp);
     }
+    progress.message(&format!("checking {}", path.display()));
     let mut file = File::open(path).map_err(|error| Error::io("open", path, error))?;
     let mut digest = Digesting::new(io::sink());
-    copy(&mut file, &mut digest, progress, &mut |_, _| {})
+    copy(&mut file, &mut digest, progress, &mut |progress, n| progress.bytes(n, found.len()))
         .map_err(|error| error.at("read", path, path))?;
-    if digest.finish().1 != sha256 {
-        return Ok(Trust::No);
+    let actual = digest.finish().1;
+    if actual != published.sha256 {
+        let expected = published.sha256;
+        return Ok(Trust::Differs(format!("its SHA-256 is {actual}, expected {expected}")));
     }
     // A cache that is only readable is still usable: the next look digests again.
-    let _ = write_stamp(path, sha256);
+    let _ = write_stamp(path, published.sha256, found.modified().ok());
     Ok(Trust::Digest)
+}
+
+/// `true` if the stamp was written for this digest and for the file as it is now.
+fn stamp_vouches(path: &Path, found: &Metadata, sha256: &str) -> bool {
+    let stamped = fs::metadata(stamp_of(path)).and_then(|stamp| stamp.modified()).ok();
+    stamped.is_some()
+        && stamped == found.modified().ok()
+        && read_stamp(path).as_deref() == Some(sha256)
 }
 
 /// Moves a finished file to its place. In between no reader sees a file with a
@@ -135,31 +173,45 @@ pub(crate) fn publish(finished: &Finished, place: &Path) -> Result<()> {
     if let Some(parent) = place.parent() {
         create_dir(parent)?;
     }
+    let modified = fs::metadata(&finished.path).and_then(|found| found.modified()).ok();
     remove(place)?;
-    write_stamp(place, &finished.sha256)?;
+    write_stamp(place, &finished.sha256, modified)?;
     fs::rename(&finished.path, place).map_err(|error| Error::io("rename to", place, error))?;
     sync_directory_of(place)
 }
 
 /// The digest in the stamp beside `path`, if there is a well-formed one.
 pub(crate) fn read_stamp(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(beside(path, "sha256")).ok()?;
+    let text = fs::read_to_string(stamp_of(path)).ok()?;
     let digest = text.split_whitespace().next()?;
     let sound = digest.len() == 64 && digest.bytes().all(|c| c.is_ascii_hexdigit());
     sound.then(|| digest.to_ascii_lowercase())
 }
 
-/// Writes the stamp in the form `sha256sum --check` reads.
-fn write_stamp(path: &Path, sha256: &str) -> Result<()> {
+/// Writes the stamp in the form `sha256sum --check` reads. It takes over the
+/// modification time of the file it vouches for: a file that is written to later
+/// has another one.
+fn write_stamp(path: &Path, sha256: &str, modified: Option<SystemTime>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    write_atomically(&beside(path, "sha256"), &format!("{sha256}  {name}\n"))
+    replace(&stamp_of(path), &format!("{sha256}  {name}\n"), modified)
+}
+
+fn stamp_of(path: &Path) -> PathBuf {
+    beside(path, "sha256")
 }
 
 /// Replaces a small text file so that a reader sees the old or the new text.
 pub(crate) fn write_atomically(path: &Path, text: &str) -> Result<()> {
+    replace(path, text, None)
+}
+
+fn replace(path: &Path, text: &str, modified: Option<SystemTime>) -> Result<()> {
     let scratch = beside(path, "new");
     let written = File::create(&scratch).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
+        if let Some(modified) = modified {
+            file.set_modified(modified)?;
+        }
         file.sync_all()
     });
     written.map_err(|error| Error::io("write", &scratch, error))?;

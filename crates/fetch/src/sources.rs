@@ -66,9 +66,11 @@ impl fmt::Display for Source {
 /// How sure it is that a file is the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verified {
-    /// Its SHA-256 was computed now and is the known one.
+    /// Its SHA-256 was computed now and is the known one (for a hub file that was
+    /// in the cache: that of its download).
     Digest,
-    /// Its length is right and the stamp of an earlier verification is beside it.
+    /// Its length is right, and the stamp of an earlier verification is beside it
+    /// and as old as the file.
     Stamp,
     /// Nothing is known to compare with (local files, hub files beyond their
     /// length): the format reader is the judge.

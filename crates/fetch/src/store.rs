@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cache::{self, Finished, Trust, cache_dir};
+use crate::cache::{self, Finished, Look, Published, Trust, cache_dir};
 use crate::catalog::{self, KnownModel, License};
 use crate::error::{Attempt, Error, Result};
 use crate::hub::{self, FromHub, Wanted};
@@ -40,10 +40,10 @@ impl Store {
     pub fn locate(&self, model: &ModelRef) -> Result<Option<PathBuf>> {
         let found = match model {
             ModelRef::Local(path) => return Ok(path.exists().then(|| path.clone())),
-            ModelRef::Known(known) => self.known_in_cache(known, &mut Silent)?,
-            ModelRef::Hub(wanted) => self.hub_in_cache(wanted),
+            ModelRef::Known(known) => self.known_in_cache(known, Look::Stamp, &mut Silent)?,
+            ModelRef::Hub(wanted) => self.hub_in_cache(wanted, Look::Stamp, &mut Silent)?,
         };
-        Ok(found.map(|pulled| pulled.path))
+        Ok(found.sound().map(|pulled| pulled.path))
     }
 
     /// The model, fetched where it is not on this machine: an alias from the
@@ -55,19 +55,44 @@ impl Store {
     /// [`Error::NotFetched`] lists every source and why it failed; trouble on
     /// this machine (disk, permissions) and [`Error::Cancelled`] come as themselves.
     pub fn pull(&self, model: &ModelRef, progress: &mut dyn Progress) -> Result<Pulled> {
+        self.pull_looking(model, Look::Stamp, progress)
+    }
+
+    /// As [`Store::pull`], but what is in the cache is read to its end and
+    /// compared with the known SHA-256 (for a hub file: with that of the
+    /// download). A file that differs is fetched again, and `progress` is told.
+    ///
+    /// # Errors
+    /// As [`Store::pull`].
+    pub fn pull_verified(&self, model: &ModelRef, progress: &mut dyn Progress) -> Result<Pulled> {
+        self.pull_looking(model, Look::Bytes, progress)
+    }
+
+    fn pull_looking(
+        &self,
+        model: &ModelRef,
+        look: Look,
+        progress: &mut dyn Progress,
+    ) -> Result<Pulled> {
         match model {
             ModelRef::Local(path) => local(path),
-            ModelRef::Known(known) => self.pull_known(known, progress),
-            ModelRef::Hub(wanted) => self.pull_hub(wanted, progress),
+            ModelRef::Known(known) => self.pull_known(known, look, progress),
+            ModelRef::Hub(wanted) => self.pull_hub(wanted, look, progress),
         }
     }
 
-    fn pull_known(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<Pulled> {
-        if let Some(found) = self.known_in_cache(model, progress)? {
+    fn pull_known(
+        &self,
+        model: &KnownModel,
+        look: Look,
+        progress: &mut dyn Progress,
+    ) -> Result<Pulled> {
+        if let Cached::Sound(found) = self.known_in_cache(model, look, progress)? {
             return Ok(found);
         }
         let work = Work::begin(&self.dir, model.alias, progress)?;
-        if let Some(found) = self.known_in_cache(model, progress)? {
+        // Another process may have fetched it meanwhile.
+        if let Some(found) = self.known_in_cache(model, look, progress)?.sound_or_tell(progress) {
             return Ok(found);
         }
         let (finished, source) = self.fetch_known(model, &work.dir, progress)?;
@@ -145,13 +170,13 @@ impl Store {
             .map_err(Failure::Failed)
     }
 
-    fn pull_hub(&self, wanted: &HubRef, progress: &mut dyn Progress) -> Result<Pulled> {
-        if let Some(found) = self.hub_in_cache(wanted) {
+    fn pull_hub(&self, wanted: &HubRef, look: Look, progress: &mut dyn Progress) -> Result<Pulled> {
+        if let Cached::Sound(found) = self.hub_in_cache(wanted, look, progress)? {
             return Ok(found);
         }
         let key = format!("hf--{}--{}", wanted.org(), wanted.name());
         let work = Work::begin(&self.dir, &key, progress)?;
-        if let Some(found) = self.hub_in_cache(wanted) {
+        if let Some(found) = self.hub_in_cache(wanted, look, progress)?.sound_or_tell(progress) {
             return Ok(found);
         }
         let from_hub = self.fetch_hub(wanted, &work.dir, progress)?;
@@ -222,15 +247,18 @@ impl Store {
     fn known_in_cache(
         &self,
         model: &KnownModel,
+        look: Look,
         progress: &mut dyn Progress,
-    ) -> Result<Option<Pulled>> {
+    ) -> Result<Cached> {
         let path = self.place_of(model);
-        let verified = match cache::trust(&path, model.n_bytes, model.sha256, progress)? {
-            Trust::No => return Ok(None),
+        let published = Published { n_bytes: Some(model.n_bytes), sha256: model.sha256 };
+        let verified = match cache::trust(&path, published, look, progress)? {
+            Trust::Absent => return Ok(Cached::Absent),
+            Trust::Differs(how) => return Ok(Cached::Differs { path, how }),
             Trust::Stamp => Verified::Stamp,
             Trust::Digest => Verified::Digest,
         };
-        Ok(Some(Pulled {
+        Ok(Cached::Sound(Pulled {
             path,
             source: Source::Cache,
             license: Some(model.license()),
@@ -239,27 +267,41 @@ impl Store {
         }))
     }
 
-    /// A hub file with a stamp; the stamp says that all its bytes arrived.
-    fn hub_in_cache(&self, wanted: &HubRef) -> Option<Pulled> {
+    /// A hub file with a stamp. The stamp says that all its bytes arrived, and what
+    /// they were.
+    fn hub_in_cache(
+        &self,
+        wanted: &HubRef,
+        look: Look,
+        progress: &mut dyn Progress,
+    ) -> Result<Cached> {
         let dir = self.hub_dir(wanted);
         let file = match wanted.file() {
-            Some(file) => file.to_owned(),
-            None => fs::read_to_string(dir.join(DEFAULT_FILE)).ok()?,
+            Some(file) => Some(file.to_owned()),
+            None => fs::read_to_string(dir.join(DEFAULT_FILE)).ok(),
         };
-        if !is_relative_path(&file) {
-            return None;
-        }
+        let Some(file) = file.filter(|file| is_relative_path(file)) else {
+            return Ok(Cached::Absent);
+        };
         let path = dir.join(file);
-        let found = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-        cache::read_stamp(&path)?;
+        let Some(sha256) = cache::read_stamp(&path) else { return Ok(Cached::Absent) };
+        let published = Published { n_bytes: None, sha256: &sha256 };
+        let verified = match cache::trust(&path, published, look, progress)? {
+            Trust::Absent => return Ok(Cached::Absent),
+            Trust::Differs(how) => return Ok(Cached::Differs { path, how }),
+            Trust::Stamp => Verified::Unknown,
+            Trust::Digest => Verified::Digest,
+        };
+        let n_bytes =
+            fs::metadata(&path).map_err(|error| Error::io("look at", &path, error))?.len();
         let license = fs::read_to_string(cache::beside(&path, "license")).ok();
-        Some(Pulled {
+        Ok(Cached::Sound(Pulled {
             path,
             source: Source::Cache,
             license: license.map(|name| hub_license(&name)),
-            n_bytes: found.len(),
-            verified: Verified::Unknown,
-        })
+            n_bytes,
+            verified,
+        }))
     }
 
     fn place_of(&self, model: &KnownModel) -> PathBuf {
@@ -277,6 +319,37 @@ impl Store {
 const DEFAULT_FILE: &str = ".default";
 
 const HUB_OFF: &str = "access to it is switched off";
+
+/// What the cache has of a model.
+enum Cached {
+    Absent,
+    /// Not what was published, and how it differs.
+    Differs {
+        path: PathBuf,
+        how: String,
+    },
+    Sound(Pulled),
+}
+
+impl Cached {
+    fn sound(self) -> Option<Pulled> {
+        match self {
+            Self::Sound(pulled) => Some(pulled),
+            Self::Absent | Self::Differs { .. } => None,
+        }
+    }
+
+    /// As [`Cached::sound`]; says why a file that is there does not count.
+    fn sound_or_tell(self, progress: &mut dyn Progress) -> Option<Pulled> {
+        if let Self::Differs { path, how } = &self {
+            progress.message(&format!(
+                "{} is not the published file ({how}); fetching it again",
+                path.display()
+            ));
+        }
+        self.sound()
+    }
+}
 
 /// Why a source gave nothing.
 enum Failure {
@@ -301,8 +374,8 @@ impl Work {
     }
 
     /// The model is in its place and nothing partial is needed any more. What
-    /// cannot be removed (a pip that outlived a killed run may still write) costs
-    /// only space until the next pull.
+    /// cannot be removed (a process of a killed run may still write) costs only
+    /// space until the next pull.
     fn end(self) {
         let _ = cache::remove(&self.dir);
     }

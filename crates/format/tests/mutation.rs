@@ -177,6 +177,11 @@ proptest! {
 }
 
 fn compare_with_the_reference(bytes: &[u8]) {
+    // The format asks for a brace as the first byte of the header; the reference skips white space.
+    if bytes.get(8) != Some(&b'{') {
+        assert!(parse_safetensors_header(bytes, bytes.len() as u64).is_err());
+        return;
+    }
     let reference = safetensors::SafeTensors::deserialize(bytes);
     match (parse_safetensors_header(bytes, bytes.len() as u64), reference) {
         (Ok(ours), Ok(reference)) => {
@@ -195,15 +200,11 @@ fn compare_with_the_reference(bytes: &[u8]) {
         }
         (Err(_), Err(_)) => {}
         (Ok(ours), Err(error)) => {
+            // Alone we accept only types that the reference does not know.
             let known = ["F32", "F16", "BF16", "F4"];
-            assert!(
-                // A type that the reference does not know,
-                ours.tensors().iter().any(|tensor| !known.contains(&tensor.ty.to_string().as_str()))
-                    // a product that overflows in front of a zero is refused by both, but ours takes
-                    // a header of zero tensors and zero bytes of data in any form of white space.
-                    || ours.tensors().is_empty(),
-                "accepted by us alone, which refuses with {error}"
-            );
+            let mut types = ours.tensors().iter().map(|tensor| tensor.ty.to_string());
+            let is_new = |ty: String| !known.contains(&ty.as_str());
+            assert!(types.any(is_new), "accepted by us alone: {error}");
         }
         (Err(error), Ok(_)) => {
             let ours_alone = ["appears twice", "above the limit", "duplicate field"];

@@ -67,6 +67,7 @@ fn foreign_files_are_named() {
         (b"GGUF\x03\0\0\0\0\0\0\0", LooksLike::Gguf),
         (b"PK\x03\x04\0\0\0\0\0\0", LooksLike::Zip),
         (b"\x80\x02}q\0\0\0\0\0\0", LooksLike::Pickle),
+        (b"\x03\0\0\0\0\0\0\0 {}", LooksLike::Unknown([3, 0, 0, 0])),
         (b"\x10\0\0\0\0\0\0\0[1,2,3]", LooksLike::Unknown([16, 0, 0, 0])),
         (b"\0\0\0\0\0\0\0\0\0\0\0\0", LooksLike::Unknown([0; 4])),
     ];
@@ -238,6 +239,7 @@ fn entries_of_the_wrong_kind() {
 
 #[test]
 fn metadata_of_the_wrong_kind() {
+    parse(&file(r#"{"__metadata__":null}"#, 0)).unwrap();
     for metadata in ["[]", "7", r#"{"a":1}"#, r#"{"a":{"b":"c"}}"#] {
         let json = format!(r#"{{"__metadata__":{metadata}}}"#);
         assert_refused!(file(&json, 0), FormatError::BadJson { .. });

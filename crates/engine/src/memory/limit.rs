@@ -1,4 +1,5 @@
-//! How much memory there is: the machine's and the control group's.
+//! How much memory there is: the machine's, the control group's and what the
+//! process may map.
 
 /// Memory available to this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,33 +14,49 @@ pub struct SystemMemory {
     pub group_available: Option<u64>,
     /// The tightest control group's limit.
     pub group_total: Option<u64>,
+    /// Address space that this process may still map (RLIMIT_AS, `ulimit -v`):
+    /// the limit minus what is mapped now, files included, and minus
+    /// [`ADDRESS_RESERVE`]. `None` without a limit.
+    pub address_space: Option<u64>,
+    /// Memory of its own that this process may still map (RLIMIT_DATA, `ulimit
+    /// -d`), less the same reserve; files do not count. `None` without a limit.
+    pub data: Option<u64>,
 }
 
+/// Address space that a run takes besides the buffers that are planned: a heap
+/// of the C library, which reserves 64 MiB at a time for a thread that allocates
+/// (glibc's HEAP_MAX_SIZE on 64-bit machines).
+pub const ADDRESS_RESERVE: u64 = 64 << 20;
+
 impl SystemMemory {
-    /// What a run may use: the smaller of the machine's and the group's.
+    /// What a run may use: the least of what the machine, the group and the limits
+    /// of the process leave. Right once the model is mapped; before, see
+    /// [`SystemMemory::usable_after_mapping`].
     pub fn usable(&self) -> Option<u64> {
-        smaller(self.available, self.group_available)
+        self.usable_after_mapping(0)
+    }
+
+    /// What a run may use in a process that has still to map `mapped` bytes of
+    /// weights. They cost address space, and no memory that counts.
+    pub fn usable_after_mapping(&self, mapped: u64) -> Option<u64> {
+        let address_space = self.address_space.map(|bytes| bytes.saturating_sub(mapped));
+        [self.available, self.group_available, address_space, self.data].into_iter().flatten().min()
     }
 
     /// What there is in all, for mapped weights and run together.
     pub fn installed(&self) -> Option<u64> {
-        smaller(self.total, self.group_total)
+        [self.total, self.group_total].into_iter().flatten().min()
     }
 }
 
-fn smaller(a: Option<u64>, b: Option<u64>) -> Option<u64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
-}
-
-/// The memory limit of a run that names none.
+/// The memory limit of a run that names none, in a process that has mapped its
+/// model.
 pub fn default_limit() -> Option<u64> {
     system_memory().usable()
 }
 
-/// Reads the memory of the machine and of the control groups.
+/// Reads the memory of the machine and of the control groups, and the limits of
+/// this process.
 pub fn system_memory() -> SystemMemory {
     read_system_memory()
 }
@@ -55,12 +72,26 @@ fn read_system_memory() -> SystemMemory {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = tightest_group(&groups, Path::new("/sys/fs/cgroup"));
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     SystemMemory {
         available: kib_field(&meminfo, "MemAvailable:"),
         total: kib_field(&meminfo, "MemTotal:"),
         group_available: group.map(|group| group.available()),
         group_total: group.map(|group| group.limit),
+        address_space: left_to_map((&limits, "Max address space"), (&status, "VmSize:")),
+        data: left_to_map((&limits, "Max data size"), (&status, "VmData:")),
     }
+}
+
+/// What a limit in the text of `/proc/self/limits` leaves beside a field in that
+/// of `/proc/self/status`; `None` where the (soft) limit is `unlimited`.
+#[cfg(target_os = "linux")]
+fn left_to_map((limits, limit): (&str, &str), (status, field): (&str, &str)) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(limit))?;
+    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let mapped = kib_field(status, field).unwrap_or(0);
+    Some(limit.saturating_sub(mapped).saturating_sub(ADDRESS_RESERVE))
 }
 
 /// A field such as `MemAvailable:   123 kB` of a proc file, in bytes.
@@ -191,6 +222,66 @@ mod tests {
         assert_eq!((found.limit, found.available()), (2000, 1600));
         assert_eq!(tightest_group("3:memory:/\n", &root), None);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn limits_of_the_process_count_what_is_mapped_and_what_will_be() {
+        let limits = |soft: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units\n\
+                 Max data size             7                    7                    bytes\n\
+                 Max address space         {soft}           unlimited            bytes\n"
+            )
+        };
+        let status = "VmPeak:\t  9000 kB\nVmSize:\t  1024 kB\n";
+        let left = |soft| left_to_map((&limits(soft), "Max address space"), (status, "VmSize:"));
+        assert_eq!(left("unlimited"), None);
+        assert_eq!(left("268435456"), Some((256 << 20) - (1 << 20) - ADDRESS_RESERVE));
+        assert_eq!(left("1000"), Some(0));
+
+        let memory = SystemMemory {
+            available: Some(900),
+            group_available: Some(800),
+            address_space: Some(700),
+            data: Some(750),
+            ..SystemMemory::default()
+        };
+        assert_eq!((memory.usable(), memory.usable_after_mapping(600)), (Some(700), Some(100)));
+        assert_eq!(memory.usable_after_mapping(1000), Some(0));
+        let wide = SystemMemory { address_space: None, ..memory };
+        assert_eq!(wide.usable_after_mapping(1000), Some(750));
+    }
+
+    /// Says what may be used, for the test after it, which runs it in a process
+    /// with a limit.
+    #[test]
+    fn child_that_says_what_is_usable() {
+        println!("usable {}", system_memory().usable().unwrap());
+    }
+
+    #[test]
+    fn the_limit_of_this_process_is_seen() {
+        const LIMIT: u64 = 1 << 30;
+        let name = concat!(module_path!(), "::child_that_says_what_is_usable");
+        let name = name.split_once("::").unwrap().1;
+        let usable = |flag: &str, limit: &str| -> u64 {
+            let output = std::process::Command::new("sh")
+                .args(["-c", r#"ulimit "$1" "$2" && exec "$3" --exact "$4" --nocapture"#, "sh"])
+                .args([flag, limit])
+                .arg(std::env::current_exe().unwrap())
+                .arg(name)
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let number = said.split_once("usable ").map(|(_, rest)| rest);
+            number.and_then(|rest| rest.lines().next()).expect(&said).parse().unwrap()
+        };
+        for flag in ["-v", "-d"] {
+            let limited = usable(flag, &(LIMIT >> 10).to_string());
+            assert!(limited < LIMIT - ADDRESS_RESERVE, "{flag}: {limited}");
+        }
+        let free = usable("-v", "unlimited");
+        assert!(free > LIMIT, "{free} bytes are too few for this test");
     }
 
     #[test]

@@ -7,12 +7,14 @@ pub mod layout;
 mod limit;
 mod plan;
 mod process;
+mod refusal;
 mod suggest;
 
 pub use accountant::{Accountant, Charge, Charged, Moment, Peak, StepMemory};
 pub use component::{Breakdown, Component};
-pub use limit::{SystemMemory, default_limit, system_memory};
+pub use limit::{ADDRESS_RESERVE, SystemMemory, default_limit, system_memory};
 pub use plan::{Plan, PlanInput, WeightBytes, plan, plan_steps};
 pub(crate) use plan::{score_block_bytes, window};
 pub use process::{ProcessMemory, process_memory};
-pub use suggest::{Bytes, Refusal, largest_prompt, refuse_unless_fits, suggestions};
+pub use refusal::{Bytes, Refusal, largest_prompt, refuse_unless_fits};
+pub use suggest::{Smaller, smallest, suggestions};

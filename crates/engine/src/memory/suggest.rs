@@ -1,161 +1,237 @@
-//! When a plan does not fit: the refusal, and what would fit instead.
+//! Which other settings would fit: every knob alone, then combinations.
 
-use super::{Plan, PlanInput, plan};
-use crate::config::RunConfig;
+use super::{Bytes, PlanInput, plan};
+use crate::config::{DEFAULT_CHUNK, RunConfig};
 use crate::element::Element;
 use crate::error::Error;
-use crate::model::Shape;
-use crate::schedule::{Chunk, ScheduleKind};
+use crate::schedule::{Chunk, Schedule, ScheduleKind};
 use std::fmt;
 use std::num::NonZeroUsize;
 
-/// A run that was refused because its plan passes the limit.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Refusal {
-    /// The plan.
-    pub plan: Plan,
-    /// The limit in bytes.
-    pub limit: u64,
-    /// Largest prompt that fits with the same settings, in tokens; 0 if none.
-    pub largest_prompt: usize,
-    /// Changes that would make it fit, each on its own.
-    pub suggestions: Vec<String>,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal { plan, limit, largest_prompt, suggestions } = self;
-        let (tokens, peak) = (plan.n_tokens, plan.peak_bytes());
-        write!(
-            f,
-            "a prompt of {tokens} tokens needs {} at its peak, the limit is {}; ",
-            Bytes(peak),
-            Bytes(*limit)
-        )?;
-        match largest_prompt {
-            0 => f.write_str("no prompt fits with these settings")?,
-            n => write!(f, "up to {n} tokens fit with these settings")?,
-        }
-        for suggestion in suggestions {
-            write!(f, "; {suggestion}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Refusal {}
-
-/// A number of bytes, shown with the largest unit that leaves a readable value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        let unit = UNITS.into_iter().find(|(_, size)| self.0 >= *size);
-        let text = match unit {
-            Some((name, size)) => format!("{:.2} {name}", self.0 as f64 / size as f64),
-            None => format!("{} B", self.0),
-        };
-        f.pad(&text)
-    }
-}
-
-/// Largest prompt whose plan stays within `limit`, at most the context; 0 if
-/// none fits.
-pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
-    let fits = |n_tokens: usize| {
-        plan(&PlanInput { n_tokens, ..*input }).is_ok_and(|plan| plan.peak_bytes() <= limit)
-    };
-    // The plan grows with the prompt, so bisection finds the border.
-    let (mut fitting, mut failing) = (0, input.shape.context.saturating_add(1));
-    while failing - fitting > 1 {
-        let middle = fitting + (failing - fitting) / 2;
-        match fits(middle) {
-            true => fitting = middle,
-            false => failing = middle,
-        }
-    }
-    fitting
-}
-
-/// Plans a run and refuses it, with what would fit, if it passes the limit of
-/// its settings.
-///
-/// # Errors
-/// [`Error::Refused`], or as [`plan`].
-pub fn refuse_unless_fits(input: &PlanInput<'_>) -> Result<Plan, Error> {
-    let plan = plan(input)?;
-    match input.config.memory_limit {
-        Some(limit) if plan.peak_bytes() > limit => Err(Error::Refused(Box::new(Refusal {
-            plan,
-            limit,
-            largest_prompt: largest_prompt(input, limit),
-            suggestions: suggestions(input, limit),
-        }))),
-        _ => Ok(plan),
-    }
-}
-
 /// Most changes that are suggested.
 const MOST: usize = 3;
+/// Smallest chunk worth suggesting, in tokens: below it the weights are read for
+/// hardly any work.
+const SMALLEST_CHUNK: usize = 32;
+/// Smallest budget worth suggesting, in positions.
+const SMALLEST_BUDGET: usize = 64;
+/// Smallest answer worth suggesting, in tokens.
+const SMALLEST_ANSWER: usize = 16;
+/// Smallest score block worth suggesting, in keys.
+const SMALLEST_SCORE_BLOCK: usize = 64;
 
-/// Up to three single changes of the settings under which the prompt fits.
+/// Settings that need less memory than those asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Smaller {
+    /// What to add to the command line; empty where nothing can be made smaller.
+    pub flags: String,
+    /// Bytes at the peak of the plan under them.
+    pub peak_bytes: u64,
+}
+
+impl fmt::Display for Smaller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} would need {}", self.flags, Bytes(self.peak_bytes))
+    }
+}
+
+/// Up to three changes of the settings under which the prompt fits, each checked
+/// by planning it. No two change the same knobs, and none changes a knob, or
+/// changes it further, than it has to. One knob comes before several, and those
+/// that change no result before those that do.
 pub fn suggestions(input: &PlanInput<'_>, limit: u64) -> Vec<String> {
-    let peak_of = |config: &RunConfig| {
-        plan(&PlanInput { config, ..*input }).ok().map(|plan| plan.peak_bytes())
-    };
-    changes(input)
+    let search = Search::new(input, limit);
+    let all = search.all();
+    if !search.fits(&search.harshest(all)) {
+        return Vec::new();
+    }
+    let mut subsets: Vec<u32> = (1..=all).collect();
+    subsets.sort_by_key(|subset| (subset.count_ones(), *subset));
+    subsets
         .into_iter()
-        .filter_map(|(change, config)| Some((change, peak_of(&config)?)))
-        .filter(|(_, peak)| *peak <= limit)
-        .map(|(change, peak)| format!("{change} would need {}", Bytes(peak)))
+        .filter_map(|subset| search.describe(&search.mildest(subset)?))
+        .map(|smaller| smaller.to_string())
         .take(MOST)
         .collect()
 }
 
-/// Single changes worth trying, mildest first, then all of them at once.
-fn changes(input: &PlanInput<'_>) -> Vec<(String, RunConfig)> {
-    let PlanInput { config, .. } = *input;
-    let mut changes = Vec::new();
+/// The settings that need least for this prompt: every knob at its smallest
+/// sensible value.
+///
+/// # Errors
+/// As [`plan`], where not even the settings asked for can be planned.
+pub fn smallest(input: &PlanInput<'_>) -> Result<Smaller, Error> {
+    let search = Search::new(input, u64::MAX);
+    match search.describe(&search.harshest(search.all())) {
+        Some(smaller) => Ok(smaller),
+        None => Ok(Smaller { flags: String::new(), peak_bytes: plan(input)?.peak_bytes() }),
+    }
+}
+
+/// One setting with another value.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Schedule(Schedule),
+    Chunk(NonZeroUsize),
+    ScoreBlock(NonZeroUsize),
+    Bridge(Element),
+    Kv(Element),
+    Budget(usize),
+    Answer(usize),
+}
+
+impl Change {
+    fn apply(self, config: &mut RunConfig) {
+        match self {
+            Change::Schedule(schedule) => config.schedule = schedule,
+            Change::Chunk(size) => match &mut config.schedule {
+                Schedule::LayerMajor { chunk: Chunk::Tokens(chunk), .. }
+                | Schedule::ChunkMajor { chunk: Chunk::Tokens(chunk), .. } => *chunk = size,
+                // The whole prompt at once has no chunks; only another schedule has.
+                Schedule::LayerMajor { .. } | Schedule::ChunkMajor { .. } => {}
+            },
+            Change::ScoreBlock(keys) => config.score_block = keys,
+            Change::Bridge(element) => config.bridge = element,
+            Change::Kv(element) => config.kv = element,
+            Change::Budget(budget) => config.budget = budget,
+            Change::Answer(tokens) => config.max_new_tokens = tokens,
+        }
+    }
+
+    /// The flag; `--chunk` comes with its own change.
+    fn flag(self) -> String {
+        match self {
+            Change::Schedule(_) => format!("--schedule {}", ScheduleKind::Tide.name()),
+            Change::Chunk(size) => format!("--chunk {size}"),
+            Change::ScoreBlock(keys) => format!("--score-block {keys}"),
+            Change::Bridge(element) => format!("--bridge-type {element}"),
+            Change::Kv(element) => format!("--kv-type {element}"),
+            Change::Budget(budget) => format!("--budget {budget}"),
+            Change::Answer(tokens) => format!("--max-tokens {tokens}"),
+        }
+    }
+}
+
+/// The powers of two below `from` down to `smallest`.
+fn halvings(from: usize, smallest: usize) -> impl Iterator<Item = usize> {
+    let first = from.checked_next_power_of_two().unwrap_or(1 << (usize::BITS - 1)) / 2;
+    std::iter::successors(Some(first), |&value| Some(value / 2))
+        .take_while(move |&value| value >= smallest)
+}
+
+/// The other values of every knob, mildest first. Knobs that change no result
+/// come first, then storage, then what the answer can draw on, then its length.
+fn knobs(input: &PlanInput<'_>) -> Vec<Vec<Change>> {
+    let PlanInput { config, shape, n_tokens, .. } = *input;
     let chunk = match config.schedule.chunk() {
         Chunk::Tokens(chunk) => chunk,
-        Chunk::Whole => crate::config::DEFAULT_CHUNK,
+        Chunk::Whole => DEFAULT_CHUNK,
     };
-    let tide = |chunk| ScheduleKind::Tide.with_chunk(chunk);
-    if config.schedule != tide(chunk) {
-        let change = format!("--schedule tide --chunk {chunk}");
-        changes.push((change, RunConfig { schedule: tide(chunk), ..config.clone() }));
-    }
-    for smaller in [1024, 512, 256, 128].into_iter().filter_map(NonZeroUsize::new) {
-        if smaller < chunk {
-            let change = format!("--schedule tide --chunk {smaller}");
-            changes.push((change, RunConfig { schedule: tide(smaller), ..config.clone() }));
-        }
-    }
-    if config.kv == Element::F32 || config.bridge == Element::F32 {
-        let change = "--precision auto".to_owned();
-        let halved = RunConfig { kv: Element::Bf16, bridge: Element::Bf16, ..config.clone() };
-        changes.push((change, halved));
-    }
-    for budget in [2048, 1024, 512, 256] {
-        if budget < config.budget {
-            changes.push((format!("--budget {budget}"), RunConfig { budget, ..config.clone() }));
-        }
-    }
-    if config.max_new_tokens > 32 {
-        let fewer = RunConfig { max_new_tokens: 32, ..config.clone() };
-        changes.push(("--max-tokens 32".to_owned(), fewer));
-    }
-    let smallest = RunConfig {
-        schedule: tide(NonZeroUsize::MIN.saturating_add(127)),
-        budget: config.budget.min(512),
-        max_new_tokens: config.max_new_tokens.min(32),
-        ..config.clone()
+    let tide = ScheduleKind::Tide.with_chunk(chunk);
+    let with_budget = |budget| RunConfig { schedule: tide, budget, ..config.clone() };
+    let sizes = |from: NonZeroUsize, smallest| {
+        halvings(from.get().min(n_tokens), smallest).filter_map(NonZeroUsize::new)
     };
-    let all = "--schedule tide --chunk 128 --budget 512 --max-tokens 32 together".to_owned();
-    changes.push((all, smallest));
-    let shape: &Shape = input.shape;
-    changes.retain(|(_, config)| config.selections(shape, input.n_tokens).is_ok());
-    changes
+    let narrow = |element| (element == Element::F32).then_some(Element::Bf16).into_iter();
+    let knobs = [
+        (config.schedule != tide).then_some(Change::Schedule(tide)).into_iter().collect(),
+        sizes(chunk, SMALLEST_CHUNK).map(Change::Chunk).collect(),
+        sizes(config.score_block, SMALLEST_SCORE_BLOCK).map(Change::ScoreBlock).collect(),
+        narrow(config.bridge).map(Change::Bridge).collect(),
+        narrow(config.kv).map(Change::Kv).collect(),
+        halvings(config.budget.min(n_tokens), SMALLEST_BUDGET)
+            // What must be kept has to have room.
+            .filter(|&budget| with_budget(budget).selections(shape, n_tokens).is_ok())
+            .map(Change::Budget)
+            .collect(),
+        halvings(config.max_new_tokens, SMALLEST_ANSWER).map(Change::Answer).collect(),
+    ];
+    knobs.into_iter().filter(|values: &Vec<Change>| !values.is_empty()).collect()
 }
+
+/// A search over the knobs. A point is one level per knob: 0 for the value asked
+/// for, l for the l-th other one.
+struct Search<'a> {
+    input: &'a PlanInput<'a>,
+    limit: u64,
+    knobs: Vec<Vec<Change>>,
+}
+
+impl<'a> Search<'a> {
+    fn new(input: &'a PlanInput<'a>, limit: u64) -> Self {
+        Search { input, limit, knobs: knobs(input) }
+    }
+
+    /// The set of all knobs; bit k stands for knob k.
+    fn all(&self) -> u32 {
+        (1 << self.knobs.len()) - 1
+    }
+
+    /// The knobs of a set at the given level, or at their last before it.
+    fn at(&self, subset: u32, level: usize) -> Vec<usize> {
+        let of = |(knob, values): (usize, &Vec<Change>)| match subset >> knob & 1 {
+            0 => 0,
+            _ => level.min(values.len()),
+        };
+        self.knobs.iter().enumerate().map(of).collect()
+    }
+
+    fn harshest(&self, subset: u32) -> Vec<usize> {
+        self.at(subset, usize::MAX)
+    }
+
+    fn changes(&self, levels: &[usize]) -> impl Iterator<Item = Change> {
+        let chosen = self.knobs.iter().zip(levels);
+        chosen.filter_map(|(values, level)| values.get(level.checked_sub(1)?).copied())
+    }
+
+    fn peak(&self, levels: &[usize]) -> Option<u64> {
+        let mut config = self.input.config.clone();
+        self.changes(levels).for_each(|change| change.apply(&mut config));
+        let planned = plan(&PlanInput { config: &config, ..*self.input });
+        planned.ok().map(|plan| plan.peak_bytes())
+    }
+
+    fn fits(&self, levels: &[usize]) -> bool {
+        self.peak(levels).is_some_and(|peak| peak <= self.limit)
+    }
+
+    /// The mildest point at which all knobs of the set are needed: all turned alike
+    /// until the plan fits, then each turned back, the harshest knob first. `None`
+    /// if nothing fits, or one of them is not needed.
+    fn mildest(&self, subset: u32) -> Option<Vec<usize>> {
+        if !self.fits(&self.harshest(subset)) {
+            return None;
+        }
+        let most = self.knobs.iter().map(Vec::len).max()?;
+        let fitting = (1..=most).map(|level| self.at(subset, level));
+        let mut levels = fitting.into_iter().find(|levels| self.fits(levels))?;
+        for knob in (0..levels.len()).rev().filter(|knob| subset >> knob & 1 == 1) {
+            loop {
+                let mut milder = levels.clone();
+                milder[knob] -= 1;
+                match self.fits(&milder) {
+                    true if milder[knob] == 0 => return None,
+                    true => levels = milder,
+                    false => break,
+                }
+            }
+        }
+        Some(levels)
+    }
+
+    fn describe(&self, levels: &[usize]) -> Option<Smaller> {
+        let changes: Vec<Change> = self.changes(levels).collect();
+        let mut flags: Vec<String> = changes.iter().map(|change| change.flag()).collect();
+        let chunk_is_named = changes.iter().any(|change| matches!(change, Change::Chunk(_)));
+        if let [Change::Schedule(tide), ..] = changes[..]
+            && let (Chunk::Tokens(chunk), false) = (tide.chunk(), chunk_is_named)
+        {
+            flags.insert(1, Change::Chunk(chunk).flag());
+        }
+        Some(Smaller { flags: flags.join(" "), peak_bytes: self.peak(levels)? })
+    }
+}
+
+#[cfg(test)]
+mod tests;

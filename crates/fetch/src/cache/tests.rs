@@ -32,17 +32,52 @@ fn tidekv_home_comes_first_then_the_platform() {
 fn trust_needs_the_length_and_a_stamp_or_the_digest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let look = |n_bytes| trust(&path, n_bytes, ABC, &mut Silent).unwrap();
-    assert_eq!(look(3), Trust::No);
+    let trusted = |n_bytes, look| {
+        let published = Published { n_bytes: Some(n_bytes), sha256: ABC };
+        trust(&path, published, look, &mut Silent).unwrap()
+    };
+    let look = |n_bytes| trusted(n_bytes, Look::Stamp);
+    assert_eq!(look(3), Trust::Absent);
     fs::write(&path, "abc").unwrap();
-    assert_eq!(look(4), Trust::No);
+    assert_eq!(look(4), Trust::Differs("it has 3 bytes, expected 4".to_owned()));
     assert_eq!(look(3), Trust::Digest);
     assert_eq!(look(3), Trust::Stamp, "the first look leaves a stamp");
+    assert_eq!(trusted(3, Look::Bytes), Trust::Digest, "a closer look reads the file");
     fs::write(beside(&path, "sha256"), "nonsense").unwrap();
     assert_eq!(look(3), Trust::Digest, "a malformed stamp counts as none");
     fs::remove_file(beside(&path, "sha256")).unwrap();
     fs::write(&path, "abd").unwrap();
-    assert_eq!(look(3), Trust::No);
+    assert!(matches!(look(3), Trust::Differs(how) if how.contains(ABC)));
+}
+
+#[test]
+fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    fs::write(&path, "abc").unwrap();
+    let look =
+        |look| trust(&path, Published { n_bytes: None, sha256: ABC }, look, &mut Silent).unwrap();
+    let then = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let set_time = |time| File::options().append(true).open(&path).unwrap().set_modified(time);
+    set_time(then).unwrap();
+    assert_eq!((look(Look::Stamp), look(Look::Stamp)), (Trust::Digest, Trust::Stamp));
+    // Another time and the same bytes: read once, then stamped anew. An older
+    // time is as suspect as a newer one.
+    for seconds in [1, -2i64] {
+        let time = match seconds {
+            0.. => then + std::time::Duration::from_secs(seconds.unsigned_abs()),
+            _ => then - std::time::Duration::from_secs(seconds.unsigned_abs()),
+        };
+        set_time(time).unwrap();
+        assert_eq!((look(Look::Stamp), look(Look::Stamp)), (Trust::Digest, Trust::Stamp));
+    }
+    let stamped = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, "abd").unwrap();
+    assert!(matches!(look(Look::Stamp), Trust::Differs(_)));
+    // The same length and time, as a failing disk leaves them.
+    set_time(stamped).unwrap();
+    assert_eq!(look(Look::Stamp), Trust::Stamp);
+    assert!(matches!(look(Look::Bytes), Trust::Differs(_)));
 }
 
 #[test]

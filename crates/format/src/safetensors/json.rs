@@ -141,7 +141,8 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut metadata: Option<Texts> = None;
+                // `null` stands for no text, as in the reference reader.
+                let mut metadata: Option<Option<Texts>> = None;
                 let mut tensors = Entries::new();
                 while let Some(key) = map.next_key::<String>()? {
                     if key != METADATA {
@@ -150,7 +151,7 @@ impl<'de> Deserialize<'de> for Header {
                         return Err(serde::de::Error::duplicate_field(METADATA));
                     }
                 }
-                Ok(Header { tensors, metadata: metadata.unwrap_or_else(Texts::new) })
+                Ok(Header { tensors, metadata: metadata.flatten().unwrap_or_else(Texts::new) })
             }
         }
 

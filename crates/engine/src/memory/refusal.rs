@@ -1,0 +1,156 @@
+//! When a plan does not fit: the refusal, with what would fit instead.
+
+use super::suggest::{Smaller, smallest, suggestions};
+use super::{Plan, PlanInput, plan};
+use crate::error::Error;
+use std::fmt;
+
+/// A run that was refused because its plan passes the limit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    /// The plan.
+    pub plan: Plan,
+    /// The limit in bytes.
+    pub limit: u64,
+    /// Largest prompt that fits with the same settings, in tokens; 0 if none.
+    pub largest_prompt: usize,
+    /// Changes that would make it fit, each by itself; see [`suggestions`].
+    pub suggestions: Vec<String>,
+    /// The floor: the settings that need least, and what they need. They fit
+    /// exactly where there are suggestions.
+    pub smallest: Smaller,
+}
+
+impl Refusal {
+    /// The refusal of a plan that passes `limit`, with what would fit.
+    ///
+    /// # Errors
+    /// As [`plan`].
+    pub fn new(input: &PlanInput<'_>, plan: Plan, limit: u64) -> Result<Self, Error> {
+        Ok(Refusal {
+            largest_prompt: largest_prompt(input, limit),
+            suggestions: suggestions(input, limit),
+            smallest: smallest(input)?,
+            plan,
+            limit,
+        })
+    }
+
+    /// One sentence for each thing that can be done, or one that says why there is
+    /// none.
+    pub fn advice(&self) -> Vec<String> {
+        let mut advice = vec![match self.largest_prompt {
+            0 => "no prompt fits with these settings".to_owned(),
+            n => format!("up to {n} tokens fit with these settings"),
+        }];
+        advice.extend(self.changes());
+        advice
+    }
+
+    /// The [suggestions](Refusal::suggestions), or one sentence that says why
+    /// there is none.
+    pub fn changes(&self) -> Vec<String> {
+        if !self.suggestions.is_empty() {
+            return self.suggestions.clone();
+        }
+        let Smaller { flags, peak_bytes } = &self.smallest;
+        let (floor, _) = Bytes::told_apart(*peak_bytes, self.limit);
+        vec![match flags.as_str() {
+            "" => "no smaller settings are known for a prompt of this length".to_owned(),
+            _ => format!(
+                "a prompt of this length fits with no settings: the smallest plan, with {flags}, \
+                 needs {floor}"
+            ),
+        }]
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (peak, limit) = Bytes::told_apart(self.plan.peak_bytes(), self.limit);
+        let tokens = self.plan.n_tokens;
+        write!(f, "a prompt of {tokens} tokens needs {peak} at its peak, the limit is {limit}")?;
+        self.advice().iter().try_for_each(|advice| write!(f, "; {advice}"))
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A number of bytes, shown with the largest unit that leaves a readable value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// Two numbers of bytes as a reader can compare them: rounded, or to the byte
+    /// where both would round to the same text and are not the same.
+    pub fn told_apart(a: u64, b: u64) -> (String, String) {
+        let (short_a, short_b) = (Bytes(a).to_string(), Bytes(b).to_string());
+        match a != b && short_a == short_b {
+            true => (format!("{a} bytes"), format!("{b} bytes")),
+            false => (short_a, short_b),
+        }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let unit = UNITS.into_iter().find(|(_, size)| self.0 >= *size);
+        let text = match unit {
+            Some((name, size)) => format!("{:.2} {name}", self.0 as f64 / size as f64),
+            None => format!("{} B", self.0),
+        };
+        f.pad(&text)
+    }
+}
+
+/// Largest prompt whose plan stays within `limit`, at most the context; 0 if
+/// none fits.
+pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
+    let fits = |n_tokens: usize| {
+        plan(&PlanInput { n_tokens, ..*input }).is_ok_and(|plan| plan.peak_bytes() <= limit)
+    };
+    // The plan grows with the prompt, so bisection finds the border.
+    let (mut fitting, mut failing) = (0, input.shape.context.saturating_add(1));
+    while failing - fitting > 1 {
+        let middle = fitting + (failing - fitting) / 2;
+        match fits(middle) {
+            true => fitting = middle,
+            false => failing = middle,
+        }
+    }
+    fitting
+}
+
+/// Plans a run and refuses it, with what would fit, if it passes the limit of
+/// its settings.
+///
+/// # Errors
+/// [`Error::Refused`], or as [`plan`].
+pub fn refuse_unless_fits(input: &PlanInput<'_>) -> Result<Plan, Error> {
+    let plan = plan(input)?;
+    match input.config.memory_limit {
+        Some(limit) if plan.peak_bytes() > limit => {
+            Err(Error::Refused(Box::new(Refusal::new(input, plan, limit)?)))
+        }
+        _ => Ok(plan),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_texts_of_unequal_numbers_become_bytes() {
+        let gib = 1 << 30;
+        let text = |a, b| {
+            let (a, b) = Bytes::told_apart(a, b);
+            format!("{a} | {b}")
+        };
+        assert_eq!(text(gib, 2 * gib), "1.00 GiB | 2.00 GiB");
+        assert_eq!(text(gib + 1, gib), "1073741825 bytes | 1073741824 bytes");
+        assert_eq!(text(gib, gib), "1.00 GiB | 1.00 GiB");
+    }
+}
