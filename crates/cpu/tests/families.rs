@@ -15,6 +15,8 @@ mod rig {
 use rig::device::engine;
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
 use rig::tiny::{TinyFile, prompt};
+use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use tidekv::schedule::ScheduleKind;
@@ -177,8 +179,8 @@ fn decoding_equals_the_dense_reference() {
                 let engine = engine(file.path(), 2, Some(tier));
                 let config = config(ScheduleKind::Tide, 20, 4096);
                 let (_, mut session) = record(&engine, &tokens[..n_tokens], &config);
-                for position in n_tokens..n_tokens + 6 {
-                    session.feed(tokens[position]).unwrap();
+                for (position, &token) in tokens.iter().enumerate().skip(n_tokens) {
+                    session.feed(token).unwrap();
                     let off = relative(&session.logits(), &reference.logits(&dense, position));
                     assert!(
                         off < F32_BOUND,
@@ -186,6 +188,46 @@ fn decoding_equals_the_dense_reference() {
                         spec.arch.name()
                     );
                 }
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Fixture {
+    prompt_ids: Vec<u32>,
+    families: BTreeMap<String, Vec<Next>>,
+}
+
+/// The most likely tokens after a prompt.
+#[derive(Deserialize)]
+struct Next {
+    n_tokens: usize,
+    ids: Vec<usize>,
+    logprobs: Vec<f64>,
+}
+
+/// Both sides compute in f32 what [`F32_BOUND`] allows one of them: relative to
+/// logits of some ten at most, 1e-4 for each.
+const LOGPROB_BOUND: f64 = 2e-4;
+
+#[test]
+fn the_reference_library_says_the_same_of_every_family() {
+    let fixture: Fixture =
+        serde_json::from_str(include_str!("../testdata/families/families.json")).unwrap();
+    assert_eq!(fixture.families.len(), Arch::ALL.len());
+    for spec in tiny_families(1) {
+        let dir = tempfile::tempdir().unwrap();
+        spec.write_hugging_face(dir.path(), 1).unwrap();
+        let engine = engine(dir.path(), 2, None);
+        for next in &fixture.families[spec.arch.name()] {
+            let tokens = &fixture.prompt_ids[..next.n_tokens];
+            let (run, _) = record(&engine, tokens, &config(ScheduleKind::Tide, 30, 4096));
+            let what = format!("{} after {} tokens", spec.arch.name(), next.n_tokens);
+            let log_sum = run.logits.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+            for (&id, expected) in next.ids.iter().zip(&next.logprobs) {
+                let off = (f64::from(run.logits[id]) - log_sum - expected).abs();
+                assert!(off < LOGPROB_BOUND, "{what}: token {id} is {off:e} off");
             }
         }
     }

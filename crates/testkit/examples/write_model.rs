@@ -1,4 +1,4 @@
-//! Writes a seeded model file:
+//! Writes a seeded model, as a GGUF file or as a Hugging Face directory:
 //! `cargo run --release -p tidekv-testkit --example write_model -- llama-8b-2-layers OUT.gguf`.
 //!
 //! `llama-8b-2-layers` has the layer shape of Llama-3.1-8B in BF16 (2.98 GB): large enough to
@@ -25,10 +25,15 @@ fn main() -> ExitCode {
     let Some((_, spec)) = models().into_iter().find(|(known, _)| known == name) else {
         return usage(&format!("there is no model `{name}`"));
     };
-    match spec.write_to(Path::new(out)) {
+    let out = Path::new(out);
+    let written = match out.extension() {
+        Some(extension) if extension == "gguf" => spec.write_to(out),
+        _ => std::fs::create_dir_all(out).and_then(|()| spec.write_hugging_face(out, 1)),
+    };
+    match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cannot write {out}: {error}");
+            eprintln!("cannot write {}: {error}", out.display());
             ExitCode::FAILURE
         }
     }
@@ -37,6 +42,6 @@ fn main() -> ExitCode {
 fn usage(problem: &str) -> ExitCode {
     let names: Vec<_> = models().into_iter().map(|(name, _)| name).collect();
     let names = names.join(", ");
-    eprintln!("{problem}; usage: write_model NAME OUT.gguf, with NAME one of {names}");
+    eprintln!("{problem}; usage: write_model NAME OUT.gguf|DIRECTORY, with NAME one of {names}");
     ExitCode::from(2)
 }

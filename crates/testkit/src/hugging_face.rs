@@ -12,7 +12,7 @@ use tidekv_format::{Array, TensorType};
 use crate::family::Arch;
 use crate::safetensors_writer::SafetensorsWriter;
 use crate::streamed::StreamedTensor;
-use crate::tiny::TinySpec;
+use crate::tiny::{Head, TinySpec};
 
 impl TinySpec {
     /// Writes `config.json`, `tokenizer.json` and the weights to `dir`, in `shards` files.
@@ -65,6 +65,12 @@ impl TinySpec {
             other => other.name(),
         };
         set("model_type", json!(model_type));
+        set("vocab_size", json!(self.vocab));
+        set("tie_word_embeddings", json!(self.head == Head::Tied));
+        // The families' defaults lie beyond this vocabulary.
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            set(key, Value::Null);
+        }
         set("num_hidden_layers", json!(self.n_layers));
         set("hidden_size", json!(self.d_model));
         set("intermediate_size", json!(self.d_ff));

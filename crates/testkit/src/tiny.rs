@@ -147,7 +147,8 @@ pub fn tiny_families(seed: u64) -> Vec<TinySpec> {
         d_ff: 112,
         n_heads: 4,
         n_kv_heads: 2,
-        head_dim: 32,
+        // Phi 3 knows no width of heads but this.
+        head_dim: if arch == Arch::Phi3 { 16 } else { 32 },
         window: arch.windowed().then_some(16),
         head: if arch.is_gemma() { Head::Tied } else { Head::Untied },
         ..tiny_llama(seed)
