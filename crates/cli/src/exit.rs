@@ -12,14 +12,19 @@ pub enum Ended {
     /// the text.
     #[error("{0}")]
     Refused(String),
+    /// What was asked for contradicts itself, or the model.
+    #[error("{0}")]
+    Usage(String),
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,
 }
 
 const FAILED: u8 = 1;
+const USAGE: u8 = 2;
 const REFUSED: u8 = 3;
-const INTERRUPTED: u8 = 130;
+/// What a shell says of a process that SIGINT has ended.
+pub const INTERRUPTED: u8 = 130;
 
 /// Prints the error, if any, and chooses the exit code.
 pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
@@ -34,6 +39,19 @@ pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
         _ => note(&format!("error: {}\n", message(&error))),
     }
     ExitCode::from(code)
+}
+
+/// The outcome of several things of which none costs another. All failures are said: here, but for
+/// the one returned, which is the first that is not merely a closed pipe.
+pub fn all(outcomes: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let mut failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    failures.sort_by_key(is_broken_pipe);
+    let mut failures = failures.into_iter();
+    let first = failures.next();
+    for other in failures.filter(|error| !is_broken_pipe(error)) {
+        note(&format!("error: {}\n", message(&other)));
+    }
+    first.map_or(Ok(()), Err)
 }
 
 /// The error and its causes, without those that an error before has repeated.
@@ -53,6 +71,7 @@ fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         match cause.downcast_ref::<Ended>() {
             Some(Ended::Refused(_)) => return REFUSED,
+            Some(Ended::Usage(_)) => return USAGE,
             Some(Ended::Interrupted) => return INTERRUPTED,
             None => {}
         }
@@ -90,9 +109,19 @@ mod tests {
     fn codes_are_found_under_context() {
         let under = |error: anyhow::Error| code(&error.context("a file").context("a model"));
         assert_eq!(under(Ended::Refused("no".to_owned()).into()), REFUSED);
+        assert_eq!(under(Ended::Usage("no".to_owned()).into()), USAGE);
         assert_eq!(under(tidekv::Error::Cancelled.into()), INTERRUPTED);
         assert_eq!(under(tidekv_fetch::Error::Cancelled.into()), INTERRUPTED);
         assert_eq!(under(tidekv::Error::EmptyPrompt.into()), FAILED);
+    }
+
+    #[test]
+    fn a_closed_pipe_is_said_only_if_nothing_else_failed() {
+        let pipe = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        assert!(all([Ok(()), Ok(())]).is_ok());
+        assert!(is_broken_pipe(&all([Ok(()), pipe()]).unwrap_err()));
+        let failed = all([pipe(), Ok(()), Err(anyhow!("disk")), Err(anyhow!("other"))]);
+        assert_eq!(failed.unwrap_err().to_string(), "disk");
     }
 
     #[test]

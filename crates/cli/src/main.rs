@@ -4,6 +4,7 @@
 mod completions;
 mod demo;
 mod exit;
+mod files;
 mod flags;
 mod inspect;
 mod interrupt;
@@ -18,7 +19,8 @@ mod run;
 mod summary;
 mod verify;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[global_allocator]
 static ALLOCATOR: tidekv_alloc::Counting = tidekv_alloc::Counting;
@@ -54,8 +56,25 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let cli = Cli::parse();
-    let outcome = match cli.command {
+    let matches = numeric(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    exit::report(obey(cli.command))
+}
+
+/// The command line, where `-1` after a flag is the flag's value: what the value may be is the
+/// flag's business, and its message is better than "unexpected argument".
+fn numeric(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| match arg.get_action().takes_values() && !arg.is_positional() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_subcommands(numeric)
+}
+
+fn obey(command: Command) -> anyhow::Result<()> {
+    tidekv_format::exit_when_truncated().context("cannot watch the model file")?;
+    match command {
         Command::Demo(args) => demo::demo(&args),
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
@@ -65,6 +84,5 @@ fn main() -> std::process::ExitCode {
         Command::Pull(args) => pull::pull(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),
-    };
-    exit::report(outcome)
+    }
 }

@@ -3,7 +3,8 @@
 use crate::flags::CpuFlags;
 use crate::interrupt::Interrupt;
 use crate::output::note;
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tidekv::model::RopeScaling;
@@ -37,37 +38,68 @@ impl Progress for Download<'_> {
     }
 }
 
+/// How a model in the cache is checked before it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// By length and modification time.
+    Stamp,
+    /// By its SHA-256.
+    Digest,
+}
+
 /// Makes a model available on this machine.
 ///
 /// # Errors
 /// What was tried, source by source.
-pub fn pull(text: &str, interrupt: &Interrupt) -> anyhow::Result<Pulled> {
-    let reference = ModelRef::parse(text)?;
+pub fn pull(name: &OsStr, check: Check, interrupt: &Interrupt) -> anyhow::Result<Pulled> {
+    // Aliases and names on the hub are text; anything else can only be a path.
+    let reference = match name.to_str() {
+        Some(text) => ModelRef::parse(text)?,
+        None => ModelRef::Local(PathBuf::from(name)),
+    };
+    if let ModelRef::Local(path) = &reference {
+        refuse_streams(path)?;
+    }
     let bar = match std::io::stderr().is_terminal() {
         true => indicatif::ProgressBar::new(0),
         false => indicatif::ProgressBar::hidden(),
     };
     let style = "{bytes} of {total_bytes} {bar:30} {bytes_per_sec} {eta} left";
     bar.set_style(indicatif::ProgressStyle::with_template(style)?);
-    let pulled = tidekv_fetch::pull(&reference, &mut Download { bar: bar.clone(), interrupt });
+    let fetch = match check {
+        Check::Stamp => tidekv_fetch::pull,
+        Check::Digest => tidekv_fetch::pull_verified,
+    };
+    let pulled = fetch(&reference, &mut Download { bar: bar.clone(), interrupt });
     bar.finish_and_clear();
     Ok(pulled?)
+}
+
+/// Opening a named pipe waits for somebody who writes, and no model can be mapped from one.
+fn refuse_streams(path: &Path) -> anyhow::Result<()> {
+    let usable = path.metadata().map_or(true, |found| found.is_file() || found.is_dir());
+    ensure!(usable, "{}: not a regular file", path.display());
+    Ok(())
 }
 
 /// Path of a model, fetched if absent.
 ///
 /// # Errors
 /// What was tried, source by source.
-pub fn path(text: &str, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
-    Ok(pull(text, interrupt)?.path)
+pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
+    Ok(pull(name, Check::Stamp, interrupt)?.path)
 }
 
 /// Opens a model; reads its header only.
 ///
 /// # Errors
 /// The model cannot be fetched, is damaged, or is not supported.
-pub fn open(text: &str, rope: Option<RopeScaling>, interrupt: &Interrupt) -> anyhow::Result<Model> {
-    open_path(&path(text, interrupt)?, rope)
+pub fn open(
+    name: &OsStr,
+    rope: Option<RopeScaling>,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Model> {
+    open_path(&path(name, interrupt)?, rope)
 }
 
 fn open_path(path: &Path, rope: Option<RopeScaling>) -> anyhow::Result<Model> {
@@ -79,13 +111,13 @@ fn open_path(path: &Path, rope: Option<RopeScaling>) -> anyhow::Result<Model> {
 /// # Errors
 /// As [`open`], and what the CPU cannot work with.
 pub fn load(
-    text: &str,
+    name: &OsStr,
     rope: Option<RopeScaling>,
     cpu: CpuFlags,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Engine<Cpu>> {
     let backend = Cpu::new(cpu.config())?;
-    let path = path(text, interrupt)?;
+    let path = path(name, interrupt)?;
     let model = open_path(&path, rope)?;
     Engine::new(model, backend).with_context(|| path.display().to_string())
 }

@@ -1,9 +1,12 @@
 //! Output: JSON to a file or stdout, tables, and text that may meet a closed
 //! pipe.
 
+use crate::exit::Ended;
+use crate::files::{check_writable, same_file, write_file};
 use anyhow::Context;
+use clap::builder::{OsStringValueParser, TryMapValueParser, TypedValueParser, ValueParserFactory};
 use serde::Serialize;
-use std::fs::{self, File};
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -16,14 +19,24 @@ pub enum JsonTarget {
     File(PathBuf),
 }
 
-impl std::str::FromStr for JsonTarget {
-    type Err = std::convert::Infallible;
+impl TryFrom<OsString> for JsonTarget {
+    type Error = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text {
-            "-" => JsonTarget::Stdout,
-            path => JsonTarget::File(PathBuf::from(path)),
-        })
+    fn try_from(name: OsString) -> Result<Self, Self::Error> {
+        match name.to_str() {
+            Some("") => Err("give a file, or - for standard output"),
+            Some("-") => Ok(JsonTarget::Stdout),
+            _ => Ok(JsonTarget::File(PathBuf::from(name))),
+        }
+    }
+}
+
+impl ValueParserFactory for JsonTarget {
+    type Parser =
+        TryMapValueParser<OsStringValueParser, fn(OsString) -> Result<Self, &'static str>>;
+
+    fn value_parser() -> Self::Parser {
+        OsStringValueParser::new().try_map(JsonTarget::try_from)
     }
 }
 
@@ -40,6 +53,21 @@ impl JsonTarget {
         }
     }
 
+    /// Checks that another output does not go into the same file.
+    ///
+    /// # Errors
+    /// It does; `flag` is its name.
+    pub fn check_distinct(&self, flag: &str, other: &Path) -> anyhow::Result<()> {
+        match self {
+            JsonTarget::File(path) if same_file(path, other) => Err(Ended::Usage(format!(
+                "--json and {flag} name the same file, {}; give each its own",
+                path.display()
+            ))
+            .into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes one object.
     ///
     /// # Errors
@@ -52,72 +80,6 @@ impl JsonTarget {
             JsonTarget::File(path) => write_file(path, text.as_bytes()),
         }
     }
-}
-
-/// Checks that `path` can be written.
-///
-/// # Errors
-/// The directory does not exist or takes no files, or `path` is a directory.
-pub fn check_writable(path: &Path) -> anyhow::Result<()> {
-    anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
-    let tried = match fate(path) {
-        Fate::Replaced(target) => beside(&target).map(drop),
-        Fate::WrittenInto => File::options().write(true).open(path).map(drop),
-    };
-    tried.with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// Writes a file through a temporary one: it appears whole or not at all. A
-/// device or a pipe (`/dev/stdout`) is written into instead.
-///
-/// # Errors
-/// What the system says; an existing file is then unchanged.
-pub fn write_file(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let write = || -> anyhow::Result<()> {
-        let target = match fate(path) {
-            Fate::Replaced(target) => target,
-            Fate::WrittenInto => {
-                File::options().write(true).open(path)?.write_all(bytes)?;
-                return Ok(());
-            }
-        };
-        let mut file = beside(&target)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(&target)?;
-        Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// What writing to a path does.
-enum Fate {
-    /// A file, new or old, takes the place: that of a link's target if the path
-    /// is a link.
-    Replaced(PathBuf),
-    /// A device or a pipe stays and takes the bytes.
-    WrittenInto,
-}
-
-fn fate(path: &Path) -> Fate {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() => Fate::WrittenInto,
-        Ok(_) => Fate::Replaced(fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())),
-        Err(_) => Fate::Replaced(path.to_path_buf()),
-    }
-}
-
-/// A temporary file in the directory of `path`, with the permissions of any new
-/// file.
-fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    fs::metadata(parent)?;
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    // The name of a temporary file, which the error carries, tells a user nothing.
-    builder.tempfile_in(parent).map_err(|error| error.kind().into())
 }
 
 /// Says something on stderr. Nobody may be listening, which is no reason to
@@ -138,6 +100,54 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
         .context("cannot write to standard output")
+}
+
+/// Text for stdout beside files that are still to be written. A reader that has gone or a full disk
+/// ends a command that owes nothing else; otherwise the failure is kept until the files are there.
+pub struct Printer {
+    quiet: bool,
+    owes_files: bool,
+    failed: Option<anyhow::Error>,
+}
+
+impl Printer {
+    /// Prints nothing where JSON is to be alone on stdout. `files` are further files that the command
+    /// writes.
+    pub fn beside(json: Option<&JsonTarget>, files: &[&Path]) -> Self {
+        let quiet = json == Some(&JsonTarget::Stdout);
+        Printer { quiet, owes_files: json.is_some() || !files.is_empty(), failed: None }
+    }
+
+    /// Prints at once.
+    ///
+    /// # Errors
+    /// What the system says, if no file would be lost.
+    pub fn print(&mut self, text: &str) -> anyhow::Result<()> {
+        if self.quiet || self.failed.is_some() {
+            return Ok(());
+        }
+        match print_text(text) {
+            Err(error) if self.owes_files => {
+                self.failed = Some(error);
+                Ok(())
+            }
+            printed => printed,
+        }
+    }
+
+    /// What was kept.
+    ///
+    /// # Errors
+    /// The first failure to print.
+    pub fn finish(self) -> anyhow::Result<()> {
+        self.failed.map_or(Ok(()), Err)
+    }
+}
+
+/// A number of things in words: `1 token`, `2 tokens`.
+pub fn counted(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
 }
 
 /// Most characters of a foreign text that are shown.
@@ -203,44 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_the_old_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("report.json");
-        write_file(&path, b"old").unwrap();
-        let missing = dir.path().join("missing/report.json");
-        let error = format!("{:#}", write_file(&missing, b"new").unwrap_err());
-        assert!(error.contains("report.json") && !error.contains("at path"), "{error}");
-        assert!(check_writable(&missing).is_err());
-        assert!(check_writable(dir.path()).is_err());
-        assert_eq!(std::fs::read(&path).unwrap(), b"old");
-        write_file(&path, b"new").unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"new");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_link_stays_a_link() {
-        let dir = tempfile::tempdir().unwrap();
-        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
-        write_file(&file, b"old").unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        write_file(&link, b"new").unwrap();
-        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(std::fs::read(&file).unwrap(), b"new");
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_pipe_takes_the_bytes() {
-        use std::io::Read;
-        use std::os::fd::AsRawFd;
-        let (mut reader, writer) = io::pipe().unwrap();
-        let path = PathBuf::from(format!("/proc/self/fd/{}", writer.as_raw_fd()));
-        check_writable(&path).unwrap();
-        write_file(&path, b"report").unwrap();
-        drop(writer);
-        let mut read = Vec::new();
-        reader.read_to_end(&mut read).unwrap();
-        assert_eq!(read, b"report");
+    fn one_thing_is_not_many() {
+        let texts = [0, 1, 2].map(|number| counted(number, "token"));
+        assert_eq!(texts, ["0 tokens", "1 token", "2 tokens"]);
     }
 }

@@ -4,10 +4,11 @@ use crate::exit::Ended;
 use crate::flags::{CpuFlags, StorageFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, note, print_text};
+use crate::output::{JsonTarget, counted, note, print_text};
 use crate::progress::{Extent, Watch};
 use crate::prompt::read_text;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -35,7 +36,7 @@ use tidekv_cpu::Cpu;
 #[command(verbatim_doc_comment)]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
-    model: String,
+    model: OsString,
     /// The text, UTF-8; `-` reads standard input
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
@@ -88,8 +89,8 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
         json.check()?;
     }
-    let text = read_text(&args.file)?;
     let interrupt = Interrupt::install()?;
+    let text = read_text(&args.file)?;
     let engine = model::load(&args.model, args.storage.rope_scaling, args.cpu, &interrupt)?;
     let tokens = engine.tokenizer().encode_continuation(&text, Specials::AsText)?;
     drop(text);
@@ -97,9 +98,10 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     let measurement = Perplexity::new(&engine, &tokens, &config)?;
     let mut report = args.report(&engine, &measurement, tokens.len())?;
     let peak = Bytes(report.planned_peak_bytes);
+    let _watched = interrupt.watch();
     note(&format!(
-        "reading {} tokens in {}; the plan's peak is {peak}\n",
-        report.tokens,
+        "reading {} in {}; the plan's peak is {peak}\n",
+        counted(report.tokens, "token"),
         report.lie()
     ));
 
@@ -155,8 +157,9 @@ impl Args {
         let window_tokens = window_tokens.unwrap_or(0);
         let plan = engine.plan(config, window_tokens).map_err(|error| match error {
             Error::Refused(refusal) => Ended::Refused(format!(
-                "a window of {window_tokens} tokens needs {}, the limit is {}; use --context-size {} or \
+                "a window of {} needs {}, the limit is {}; use --context-size {} or \
                  a smaller --chunk",
+                counted(window_tokens, "token"),
                 Bytes(refusal.plan.peak_bytes()),
                 Bytes(refusal.limit),
                 refusal.largest_prompt
@@ -165,7 +168,7 @@ impl Args {
             other => anyhow::Error::from(other),
         })?;
         Ok(Report {
-            model: self.model.clone(),
+            model: self.model.to_string_lossy().into_owned(),
             file: self.file.display().to_string(),
             tokens: n_tokens,
             scored_tokens: windows.n_scored(),
@@ -200,11 +203,11 @@ impl Report {
             None => String::new(),
         };
         format!(
-            "perplexity {:.4}\n  mean negative log-likelihood {:.5} nats over {} of {} tokens, {}{bos}\n",
+            "perplexity {:.4}\n  mean negative log-likelihood {:.5} nats over {} of {}, {}{bos}\n",
             self.perplexity,
             self.mean_nll,
             self.scored_tokens,
-            self.tokens,
+            counted(self.tokens, "token"),
             self.lie()
         )
     }

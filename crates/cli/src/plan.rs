@@ -4,14 +4,16 @@ use crate::exit::Ended;
 use crate::flags::{CpuFlags, RunFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, print_text, table};
+use crate::output::{JsonTarget, counted, print_text, table};
+use crate::prompt::read_file;
 use crate::summary::crowded;
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
+use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use tidekv::memory::{
-    Bytes, Component, Plan, PlanInput, WeightBytes, largest_prompt, layout, suggestions,
+    Bytes, Component, Plan, PlanInput, Refusal, WeightBytes, largest_prompt, layout,
 };
 use tidekv::model::Shape;
 use tidekv::report::{PeakAt, PlannedMemory};
@@ -38,11 +40,11 @@ use tidekv_cpu::CpuSizes;
 )]
 pub struct Args {
     #[arg(help = model::MODEL_HELP, group = "dimensions")]
-    model: Option<String>,
+    model: Option<OsString>,
     /// Dimensions instead of a file: llama-3.1-8b, mistral-7b or a JSON file with n_layers, d_model,
     /// d_ff, n_heads, n_kv_heads, head_dim, vocab, context
     #[arg(long, value_name = "SHAPE", group = "dimensions")]
-    shape: Option<String>,
+    shape: Option<OsString>,
     /// S, tokens of the prompt, such as 128k
     #[arg(long, value_name = "S", value_parser = positive)]
     tokens: NonZeroUsize,
@@ -95,13 +97,11 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);
     let largest = largest_prompt(&input, limit.unwrap_or(u64::MAX));
     let suggestions = match limit {
-        Some(limit) if !fits => suggestions(&input, limit),
+        Some(limit) if !fits => Refusal::new(&input, plans[0].1, limit)?.changes(),
         _ => Vec::new(),
     };
-    if args.json != Some(JsonTarget::Stdout) {
-        print_text(&describe(&plans, n_tokens))?;
-        print_text(&verdict(&plans[0].1, &Outcome { limit, largest, suggestions: &suggestions }))?;
-    }
+    let outcome = Outcome { limit, largest, context: shape.context, suggestions: &suggestions };
+    let text = describe(&plans, n_tokens) + &verdict(&plans[0].1, &outcome);
     if let Some(json) = &args.json {
         let plans = plans
             .iter()
@@ -114,6 +114,9 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
             suggestions,
         })?;
     }
+    if args.json != Some(JsonTarget::Stdout) {
+        print_text(&text)?;
+    }
     if !fits {
         let peak = Bytes(plans[0].1.peak_bytes());
         return Err(Ended::Refused(format!("the plan needs {peak} and does not fit")).into());
@@ -124,14 +127,14 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
 impl Args {
     fn dimensions(&self) -> anyhow::Result<(Shape, WeightBytes)> {
         if let Some(name) = &self.shape {
-            let mut shape = match Shape::named(name) {
+            let mut shape = match name.to_str().and_then(Shape::named) {
                 Some(shape) => shape,
                 None => read_shape(name)?,
             };
             if let Some(scaling) = self.run.cache.storage.rope_scaling {
                 shape.context = (shape.context as f64 * scaling.factor()) as usize;
             }
-            shape.validate()?;
+            shape.validate().with_context(|| shape_flag(name))?;
             // Matrices as BF16, mapped; vectors held as f32.
             let held = layout::norm_vectors(&shape);
             let mapped = shape.n_weights().saturating_mul(2);
@@ -143,11 +146,17 @@ impl Args {
     }
 }
 
-fn read_shape(path: &str) -> anyhow::Result<Shape> {
+/// The flag as it was given, in front of what is wrong with it.
+fn shape_flag(name: &OsStr) -> String {
+    format!("--shape {}", name.display())
+}
+
+fn read_shape(name: &OsStr) -> anyhow::Result<Shape> {
     let known = Shape::NAMES.join(", ");
-    let context = || format!("--shape {path}: neither a known shape ({known}) nor a readable file");
-    let text = std::fs::read_to_string(Path::new(path)).with_context(context)?;
-    serde_json::from_str(&text).with_context(|| format!("--shape {path}"))
+    let flag = shape_flag(name);
+    let context = || format!("{flag}: neither a known shape ({known}) nor a readable file");
+    let text = read_file(Path::new(name)).with_context(context)?;
+    serde_json::from_str(&text).context(flag)
 }
 
 /// Plans of the schedule asked for, then of the two it is compared with.
@@ -184,7 +193,8 @@ fn describe(plans: &[(ScheduleKind, Plan)], n_tokens: usize) -> String {
     rows.push(row("held while answering", plans, |plan| Bytes(plan.held.total()).to_string()));
     let mapped = plans[0].1.peak.bytes[Component::WeightsMapped];
     format!(
-        "memory of a prompt of {n_tokens} tokens, at each schedule's peak\n\n{}\n  weights mapped from the file, not counted: {}\n",
+        "memory of a prompt of {}, at each schedule's peak\n\n{}\n  weights mapped from the file, not counted: {}\n",
+        counted(n_tokens, "token"),
         table(&rows),
         Bytes(mapped)
     )
@@ -203,6 +213,7 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
 struct Outcome<'a> {
     limit: Option<u64>,
     largest: usize,
+    context: usize,
     suggestions: &'a [String],
 }
 
@@ -215,7 +226,10 @@ fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
     };
     text += &match outcome.largest {
         0 => "; no prompt does with these settings\n".to_owned(),
-        largest => format!("; the largest prompt that fits has {largest} tokens\n"),
+        largest if largest == outcome.context => {
+            format!("; so does any prompt up to the model's context of {largest} tokens\n")
+        }
+        largest => format!("; the largest prompt that fits has {}\n", counted(largest, "token")),
     };
     for suggestion in outcome.suggestions {
         text += &format!("  {suggestion}\n");

@@ -19,6 +19,8 @@ pub struct Watch<'a> {
     step_started: Instant,
     shown: Option<Instant>,
     style: Style,
+    /// Planned buffers alive after the last step; `None` before the first.
+    live: Option<u64>,
     /// Time of layer-end compression.
     pub compress: Duration,
     /// Largest anonymous memory of the process seen, where the system tells.
@@ -84,6 +86,7 @@ impl<'a> Watch<'a> {
             step_started: now,
             shown: None,
             style: if terminal { Style::Terminal } else { Style::Log },
+            live: None,
             compress: Duration::ZERO,
             anon_peak: process_memory().anonymous,
         }
@@ -94,7 +97,7 @@ impl<'a> Watch<'a> {
         self.started.elapsed()
     }
 
-    fn show(&mut self, step: &Step, progress: &Progress, live: u64) {
+    fn show(&mut self, step: &Step, progress: &Progress) {
         let now = Instant::now();
         let every = if self.style == Style::Terminal { TERMINAL_EVERY } else { LOG_EVERY };
         let since = self.shown.unwrap_or(self.started);
@@ -105,15 +108,15 @@ impl<'a> Watch<'a> {
         let share = progress.done / progress.total;
         let spent = self.started.elapsed().as_secs_f64();
         let left = match share > 0.01 {
-            true => format!("{} left · ", seconds(spent / share - spent)),
+            true => format!(" · {} left", seconds(spent / share - spent)),
             false => String::new(),
         };
+        let memory = self.live.map_or(String::new(), |live| format!(" · memory {}", Bytes(live)));
         let line = format!(
-            "{} · {} · {:.0} % · {left}memory {}",
+            "{} · {} · {:.0} %{left}{memory}",
             self.label,
             self.extent.place(step),
-            100.0 * share,
-            Bytes(live)
+            100.0 * share
         );
         match self.style {
             Style::Terminal => note(&format!("\r\x1b[2K{line}")),
@@ -135,13 +138,13 @@ impl Observer for Watch<'_> {
             self.clear();
             return ControlFlow::Break(());
         }
-        let live = tidekv_alloc::stats().live_bytes;
-        self.show(step, progress, live);
+        self.show(step, progress);
         self.step_started = Instant::now();
         ControlFlow::Continue(())
     }
 
-    fn after(&mut self, step: &Step, _: &StepMemory, _: &dyn Tap) {
+    fn after(&mut self, step: &Step, memory: &StepMemory, _: &dyn Tap) {
+        self.live = Some(memory.after.total());
         if matches!(step, Step::Evict { .. }) {
             self.compress += self.step_started.elapsed();
         }

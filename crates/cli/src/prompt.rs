@@ -1,12 +1,14 @@
 //! From flags to token ids: where the prompt comes from, how it is framed, and
 //! what happens when it is too long.
 
+use crate::exit::Ended;
+use crate::output::counted;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use tidekv::text::{ChatOptions, Message, Specials, Tokenizer, text_from_bytes};
+use tidekv::text::{ChatOptions, Message, Specials, TokenKind, Tokenizer, text_from_bytes};
 use tidekv::{Backend, Engine};
 
 /// The prompt and how it is presented to the model.
@@ -47,9 +49,10 @@ pub struct PromptFlags {
     pub answer_prefix: Option<String>,
     /// What to do with a prompt longer than the context
     ///
-    /// A cut takes tokens of the document alone, as many as leave room for --max-tokens; the
-    /// question and the template stay whole. How many were dropped is said on stderr and in the
-    /// report.
+    /// A prompt that fits the context is never cut, even where it leaves the answer fewer than
+    /// --max-tokens. A longer one is cut until it leaves that many, which must be fewer than the
+    /// context has. A cut takes tokens of the document alone; the question and the template stay
+    /// whole. How many were dropped is said on stderr and in the report.
     #[arg(long, default_value = "refuse", value_name = "HOW")]
     pub overflow: Overflow,
 }
@@ -108,36 +111,41 @@ impl PromptFlags {
         if empty { Err(tidekv::Error::EmptyPrompt.into()) } else { Ok(source) }
     }
 
-    /// Builds the prompt; `room` is the number of tokens that an overflowing one
-    /// is cut to.
+    /// Builds the prompt; one that has to be cut leaves room for an answer of
+    /// `max_tokens`.
     ///
     /// # Errors
     /// As [`PromptFlags::read`], a missing template, or a question that fills the
     /// context.
-    pub fn build<B: Backend>(&self, engine: &Engine<B>, room: usize) -> anyhow::Result<Prompt> {
-        self.tokens(self.read()?, engine, room)
+    pub fn build<B: Backend>(
+        &self,
+        engine: &Engine<B>,
+        max_tokens: usize,
+    ) -> anyhow::Result<Prompt> {
+        self.tokens(self.read()?, engine, max_tokens)
     }
 
     /// Makes the prompt from its source; see [`PromptFlags::build`].
     ///
     /// # Errors
-    /// A missing template, or a question that fills the context.
+    /// A missing template, a question that fills the context, or an answer that
+    /// would leave no room for a prompt that has to be cut.
     pub fn tokens<B: Backend>(
         &self,
         source: Source,
         engine: &Engine<B>,
-        room: usize,
+        max_tokens: usize,
     ) -> anyhow::Result<Prompt> {
-        let fits = |n_tokens: usize| {
-            n_tokens <= engine.model().spec.shape.context || self.overflow == Overflow::Refuse
-        };
+        let context = engine.model().spec.shape.context;
+        let fits = |n_tokens: usize| n_tokens <= context || self.overflow == Overflow::Refuse;
         let document = match source {
             Source::Ids(ids) if fits(ids.len()) => {
                 return Ok(Prompt { ids, dropped: 0, tail: None });
             }
             Source::Ids(ids) => {
-                let dropped = ids.len() - room.min(ids.len());
-                let (head, tail) = kept_parts(&ids, ids.len() - dropped, self.overflow);
+                let keep = room(context, max_tokens)?.min(ids.len());
+                let dropped = ids.len() - keep;
+                let (head, tail) = kept_parts(&ids, keep, self.overflow);
                 return Ok(Prompt { ids: [head, tail].concat(), dropped, tail: None });
             }
             Source::Document(document) => document,
@@ -145,7 +153,7 @@ impl PromptFlags {
         let ids = self.frame(engine, &document)?;
         let (ids, dropped) = match fits(ids.len()) {
             true => (ids, 0),
-            false => self.cut(engine, &document, room)?,
+            false => self.cut(engine, &document, room(context, max_tokens)?)?,
         };
         let tail = Some(self.tail(engine, &ids)?);
         Ok(Prompt { ids, dropped, tail })
@@ -173,7 +181,11 @@ impl PromptFlags {
         room: usize,
     ) -> anyhow::Result<(Vec<u32>, usize)> {
         let tokenizer = engine.tokenizer();
-        let all = tokenizer.encode_continuation(document, Specials::AsText)?;
+        let specials = match self.uses_chat(engine)? {
+            true => Specials::AsText,
+            false => RAW_SPECIALS,
+        };
+        let all = tokenizer.encode_continuation(document, specials)?;
         let frame = self.frame(engine, "")?.len();
         // Text that is joined at the cut may become other tokens, so they are
         // counted anew and the cut is widened if need be.
@@ -187,8 +199,9 @@ impl PromptFlags {
             keep = keep.saturating_sub((ids.len() - room).max(1));
         }
         bail!(
-            "no token of the document fits: question and template need {frame} tokens, and the \
-             context leaves {room} beside the answer; shorten the question or lower --max-tokens"
+            "no token of the document fits: question and template need {}, and the \
+             context leaves {room} beside the answer; shorten the question or lower --max-tokens",
+            counted(frame, "token")
         )
     }
 
@@ -201,7 +214,7 @@ impl PromptFlags {
         };
         let tokenizer = engine.tokenizer();
         let mut ids = match self.uses_chat(engine)? {
-            false => tokenizer.encode(&text, Specials::Recognize)?,
+            false => tokenizer.encode(&text, RAW_SPECIALS)?,
             true => {
                 let system = self.system.iter().map(|system| Message::new("system", system));
                 let messages: Vec<Message> = system.chain([Message::new("user", text)]).collect();
@@ -230,11 +243,26 @@ impl PromptFlags {
 
     fn document(&self) -> anyhow::Result<String> {
         match (&self.prompt_file, &self.prompt, &self.stdin) {
-            (Some(path), _, _) => checked_text(read(path)?, &path.display().to_string()),
-            (_, Some(text), _) => checked_text(text.clone().into_bytes(), "--prompt"),
+            (Some(path), _, _) => read_file(path),
+            (_, Some(text), _) => Ok(text.clone()),
             (_, _, Some(_)) => read_text(Path::new(STDIN)),
             _ => bail!("no prompt: give --prompt-file FILE, --prompt TEXT, --prompt-ids IDS or -"),
         }
+    }
+}
+
+/// What markers are in a prompt that is taken as it is.
+const RAW_SPECIALS: Specials = Specials::Recognize;
+
+/// Tokens that a prompt is cut to.
+fn room(context: usize, max_tokens: usize) -> anyhow::Result<usize> {
+    match context.checked_sub(max_tokens).filter(|&room| room > 0) {
+        Some(room) => Ok(room),
+        None => Err(Ended::Usage(format!(
+            "the prompt is longer than the context of {context} tokens, and --max-tokens {max_tokens} \
+             leaves no room for what --overflow would keep of it; lower --max-tokens below {context}"
+        ))
+        .into()),
     }
 }
 
@@ -250,13 +278,27 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
         let source = "standard input";
         return checked_text(read_at_most(std::io::stdin()).context(source)?, source);
     }
+    read_file(path)
+}
+
+/// The text of a file, whatever its name.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_file(path: &Path) -> anyhow::Result<String> {
     checked_text(read(path)?, &path.display().to_string())
 }
 
+/// The text without the byte order mark that some editors put in front of it.
 fn checked_text(bytes: Vec<u8>, source: &str) -> anyhow::Result<String> {
+    const BYTE_ORDER_MARK: char = '\u{feff}';
     text_from_bytes(&bytes).with_context(|| source.to_owned())?;
     // Checked above; this keeps the bytes where they are.
-    Ok(String::from_utf8(bytes)?)
+    let mut text = String::from_utf8(bytes)?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len_utf8());
+    }
+    Ok(text)
 }
 
 /// Most bytes that are read as a prompt: no context is as long, and a file taken
@@ -278,7 +320,11 @@ fn read_at_most(reader: impl Read) -> anyhow::Result<Vec<u8>> {
 
 fn read_ids(text: &str) -> anyhow::Result<Vec<u32>> {
     let list = match text.strip_prefix('@') {
-        Some(path) => text_from_bytes(&read(Path::new(path))?).context(path.to_owned())?.to_owned(),
+        Some("") => {
+            let reason = "--prompt-ids @ names no file; give @FILE, or ids such as 1,2,3";
+            return Err(Ended::Usage(reason.to_owned()).into());
+        }
+        Some(path) => read_file(Path::new(path))?,
         None => text.to_owned(),
     };
     let words = list.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
@@ -301,11 +347,27 @@ fn kept_parts(ids: &[u32], keep: usize, overflow: Overflow) -> (&[u32], &[u32]) 
     (&ids[..head], &ids[ids.len() - (keep - head)..])
 }
 
-/// The text of both ends. A character that the cut tore apart is left out.
+/// The text of both ends, markers included where they were recognised. A
+/// character that the cut tore apart is left out.
 fn kept_text(tokenizer: &Tokenizer, (head, tail): (&[u32], &[u32])) -> anyhow::Result<String> {
     const TORN: char = char::REPLACEMENT_CHARACTER;
-    let (head, tail) = (tokenizer.decode(head)?, tokenizer.decode(tail)?);
+    let (head, tail) = (written(tokenizer, head)?, written(tokenizer, tail)?);
     Ok([head.trim_end_matches(TORN), tail.trim_start_matches(TORN)].concat())
+}
+
+/// Text that is read as these ids again: [`Tokenizer::decode`] with the control
+/// tokens, which it leaves out.
+fn written(tokenizer: &Tokenizer, ids: &[u32]) -> anyhow::Result<String> {
+    let mut stream = tokenizer.detokenize_stream();
+    let mut text = String::new();
+    for &id in ids {
+        text += &stream.push(id)?.unwrap_or_default();
+        if tokenizer.kind(id)? == TokenKind::Control {
+            text += tokenizer.token(id)?;
+        }
+    }
+    text += &stream.finish().unwrap_or_default();
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -330,6 +392,24 @@ mod tests {
         assert_eq!(parts(3, Overflow::Middle), (&ids[..2], &ids[6..]));
         assert_eq!(parts(7, Overflow::Middle), (&ids[..4], &ids[4..]));
         assert_eq!(parts(0, Overflow::Middle), (&ids[..0], &ids[7..]));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let text = |bytes: &[u8]| checked_text(bytes.to_vec(), "a file").unwrap();
+        assert_eq!(text(b"\xef\xbb\xbfOnce"), "Once");
+        assert_eq!(text(b"\xef\xbb\xbf"), "");
+        assert_eq!(text("a\u{feff}b".as_bytes()), "a\u{feff}b");
+    }
+
+    #[test]
+    fn a_cut_needs_room_beside_the_answer() {
+        assert_eq!(room(64, 4).unwrap(), 60);
+        assert_eq!(room(64, 63).unwrap(), 1);
+        for max_tokens in [64, 65, usize::MAX] {
+            let error = room(64, max_tokens).unwrap_err().to_string();
+            assert!(error.contains("of 64") && error.contains(&max_tokens.to_string()), "{error}");
+        }
     }
 
     #[test]

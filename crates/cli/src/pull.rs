@@ -1,8 +1,9 @@
 //! `tidekv pull`: a model into the cache.
 
 use crate::interrupt::Interrupt;
-use crate::model;
+use crate::model::{self, Check};
 use crate::output::{note, print_text};
+use std::ffi::OsString;
 
 /// Fetch a model into the cache.
 ///
@@ -12,7 +13,7 @@ use crate::output::{note, print_text};
 #[derive(clap::Args)]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
-    model: String,
+    model: OsString,
 }
 
 /// Runs the command.
@@ -20,7 +21,7 @@ pub struct Args {
 /// # Errors
 /// What was tried, source by source.
 pub fn pull(args: &Args) -> anyhow::Result<()> {
-    let pulled = model::pull(&args.model, &Interrupt::install()?)?;
+    let pulled = model::pull(&args.model, Check::Digest, &Interrupt::install()?)?;
     if let Some(license) = &pulled.license {
         note(&format!("license: {}. {}\n", license.name, license.note));
     }

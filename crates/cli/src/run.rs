@@ -1,16 +1,18 @@
 //! `tidekv run`: read a prompt, answer it, say where the memory went.
 
-use crate::exit::Ended;
+use crate::exit::{self, Ended};
+use crate::files::{check_writable, write_file};
 use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, check_writable, note, print_text, write_file};
+use crate::output::{JsonTarget, Printer, counted, note};
 use crate::progress::{Extent, Watch};
 use crate::prompt::{Prompt, PromptFlags};
-use crate::summary::{crowded, summary, window_line};
+use crate::summary::{Bounds, crowded, summary, window_line};
 use anyhow::Context;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tidekv::generate::GenerateConfig;
 use tidekv::memory::Bytes;
@@ -44,7 +46,7 @@ use tidekv_cpu::Cpu;
 )]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
-    model: String,
+    model: OsString,
     #[command(flatten)]
     prompt: PromptFlags,
     #[command(flatten)]
@@ -79,56 +81,58 @@ struct Report {
 /// # Errors
 /// Anything that keeps the answer from being complete.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
-    if let Some(path) = &args.dump_retained {
-        check_writable(path)?;
-    }
-    let source = args.prompt.read()?;
-    // From here on there is something to stop in an orderly way.
+    args.check_outputs()?;
     let interrupt = Interrupt::install()?;
+    let source = args.prompt.read()?;
     let engine =
         model::load(&args.model, args.run.cache.storage.rope_scaling, args.cpu, &interrupt)?;
     let context = engine.model().spec.shape.context;
     let config = args.run.config();
-    let room = context.saturating_sub(config.max_new_tokens).max(1);
-    let prompt = args.prompt.tokens(source, &engine, room)?;
+    let prompt = args.prompt.tokens(source, &engine, config.max_new_tokens)?;
     if prompt.dropped > 0 {
         note(&format!(
-            "the prompt was longer than the context of {context} tokens: {} tokens of the document \
-             were dropped, {} are left with question and template\n",
-            prompt.dropped,
-            prompt.ids.len()
+            "the prompt was longer than the context of {context} tokens: {} of the document \
+             dropped, {} left with question and template\n",
+            counted(prompt.dropped, "token"),
+            counted(prompt.ids.len(), "token")
         ));
     }
-    let quiet = args.json == Some(JsonTarget::Stdout);
+    let model = args.model.to_string_lossy();
     let request = Request {
         tokens: &prompt.ids,
         config: &config,
         sample: &args.sample,
         logprobs: args.logprobs,
-        model: &args.model,
+        model: &model,
         schedule: args.run.schedule.name(),
     };
     let vocab = engine.model().spec.shape.vocab;
     request.settings(&interrupt).validate(vocab).context("--logit-bias")?;
+    let _watched = interrupt.watch();
     announce(&engine, &config, &prompt.ids)?;
-    let answer = request.answer(&engine, &interrupt, &mut |text| match quiet {
-        true => Ok(()),
-        false => print_text(text),
-    })?;
-    if !quiet {
-        print_text("\n")?;
-    }
-    note(&summary(&answer.report));
+    let files: Vec<&Path> = args.dump_retained.iter().map(PathBuf::as_path).collect();
+    let mut printer = Printer::beside(args.json.as_ref(), &files);
+    let answer = request.answer(&engine, &interrupt, &mut |text| printer.print(text))?;
+    let ended = printer.print("\n");
+    note(&summary(&answer.report, Bounds { context, max_tokens: config.max_new_tokens }));
     if let (Some(window), Some(tail)) = (answer.window, prompt.tail) {
         note(&window_line(engine.tokenizer(), &prompt.ids, window, tail));
     }
-    args.write(answer, &prompt)
+    exit::all([args.write(answer, &prompt), printer.finish(), ended])
 }
 
 impl Args {
+    /// Checks that the files can be written, and are two.
+    fn check_outputs(&self) -> anyhow::Result<()> {
+        if let (Some(json), Some(path)) = (&self.json, &self.dump_retained) {
+            json.check_distinct("--dump-retained", path)?;
+        }
+        if let Some(json) = &self.json {
+            json.check()?;
+        }
+        self.dump_retained.as_deref().map_or(Ok(()), check_writable)
+    }
+
     /// Writes the files that were asked for. One that fails does not cost the
     /// other.
     fn write(&self, answer: Answer, prompt: &Prompt) -> anyhow::Result<()> {
@@ -137,15 +141,14 @@ impl Args {
             Some(path) => write_file(path, serde_json::to_string(&answer.retained)?.as_bytes()),
             None => Ok(()),
         };
-        if let Some(json) = &self.json {
-            json.write(&Report {
-                run: answer.report,
-                dropped_tokens: prompt.dropped,
-                template_tail_tokens: prompt.tail,
-            })?;
-        }
-        dumped?;
-        if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) }
+        let report = Report {
+            run: answer.report,
+            dropped_tokens: prompt.dropped,
+            template_tail_tokens: prompt.tail,
+        };
+        let reported = self.json.as_ref().map_or(Ok(()), |json| json.write(&report));
+        let ended = if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) };
+        exit::all([ended, dumped, reported])
     }
 }
 
@@ -290,7 +293,8 @@ fn announce(engine: &Engine<Cpu>, config: &RunConfig, tokens: &[u32]) -> anyhow:
         None => String::new(),
     };
     let peak = plan.peak_bytes();
-    note(&format!("reading {} tokens; the plan's peak is {}{limit}\n", tokens.len(), Bytes(peak)));
+    let tokens = counted(tokens.len(), "token");
+    note(&format!("reading {tokens}; the plan's peak is {}{limit}\n", Bytes(peak)));
     if let Some(warning) = crowded(engine.model().weight_bytes().mapped, peak) {
         note(&warning);
     }

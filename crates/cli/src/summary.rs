@@ -1,12 +1,23 @@
 //! A run in a few lines, for people.
 
+use crate::output::counted;
 use crate::progress::seconds;
+use tidekv::FinishReason;
 use tidekv::memory::{Bytes, system_memory};
 use tidekv::report::{ComponentBytes, PeakAt, RunReport};
 use tidekv::text::Tokenizer;
 
+/// What an answer may not pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Most tokens of prompt and answer together.
+    pub context: usize,
+    /// Most tokens of the answer.
+    pub max_tokens: usize,
+}
+
 /// What a person wants to know about a run: speed, memory, what was kept.
-pub fn summary(report: &RunReport) -> String {
+pub fn summary(report: &RunReport, bounds: Bounds) -> String {
     let memory = &report.memory;
     let speed = report.prompt_tokens as f64 / report.prefill_s.max(1e-9);
     let decode = match report.decode_tokens_per_s > 0.0 {
@@ -14,14 +25,14 @@ pub fn summary(report: &RunReport) -> String {
         false => String::new(),
     };
     format!(
-        "\n  {} tokens read at {speed:.0} tokens/s, first token after {}\n  \
-         {} tokens generated{decode}, ended by {}\n  \
+        "\n  {} read at {speed:.0} tokens/s, first token after {}\n  \
+         {} generated{decode}, ended by {}\n  \
          peak {} (planned {}) during {}: {}\n  \
          transient {}, retained cache {}\n  {}\n",
-        report.prompt_tokens,
+        counted(report.prompt_tokens, "token"),
         seconds(report.ttft_s),
-        report.generated_tokens,
-        report.finish_reason,
+        counted(report.generated_tokens, "token"),
+        ended_by(report.finish_reason, report.generated_tokens, bounds),
         Bytes(memory.accounted_peak_bytes),
         Bytes(memory.planned_peak_bytes),
         reached(&memory.peak_at),
@@ -30,6 +41,14 @@ pub fn summary(report: &RunReport) -> String {
         Bytes(memory.retained_bytes),
         kept(report),
     )
+}
+
+/// Why the answer ended: of the two lengths it may come up to, the one it did.
+fn ended_by(finish_reason: &str, generated: usize, bounds: Bounds) -> String {
+    match finish_reason == FinishReason::Length.name() && generated < bounds.max_tokens {
+        true => format!("length: prompt and answer fill the context of {}", bounds.context),
+        false => finish_reason.to_owned(),
+    }
 }
 
 /// When a peak is reached, in words.
@@ -72,7 +91,7 @@ pub fn window_line(tokenizer: &Tokenizer, prompt: &[u32], window: usize, tail: u
         format!("{name:?}")
     });
     let names = names.collect::<Vec<_>>().join(" ");
-    let line = format!("  observation window: the last {window} tokens");
+    let line = format!("  observation window: the last {}", counted(window, "token"));
     match tail {
         0 => format!("{line}, all of them from the prompt\n"),
         _ if tail < window => format!("{line}, {tail} of them the template's: {names}\n"),
@@ -102,6 +121,14 @@ pub fn crowded(mapped: u64, run: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_context_is_told_from_a_long_answer() {
+        let bounds = Bounds { context: 64, max_tokens: 4 };
+        assert_eq!(ended_by("length", 4, bounds), "length");
+        assert_eq!(ended_by("stop", 1, bounds), "stop");
+        assert!(ended_by("length", 1, bounds).contains("the context of 64"));
+    }
 
     #[test]
     fn small_components_are_summed() {

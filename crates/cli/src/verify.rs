@@ -1,16 +1,19 @@
 //! `tidekv verify`: the promises, on the user's own model.
 
 use crate::demo::prose;
+use crate::exit;
 use crate::flags::{CacheFlags, CpuFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, print_text};
+use crate::output::{JsonTarget, Printer, counted};
 use crate::progress::{Extent, Watch};
-use anyhow::{Context, ensure};
+use crate::prompt::read_file;
+use anyhow::ensure;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use tidekv::text::{Specials, text_from_bytes};
+use tidekv::text::Specials;
 use tidekv::verify::{Verdict, Verifier, cases};
 use tidekv::{Backend, Engine, RunConfig};
 use tidekv_cpu::Cpu;
@@ -28,10 +31,10 @@ use tidekv_cpu::Cpu;
 #[command(verbatim_doc_comment)]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
-    model: String,
-    /// S, tokens of the prompt
-    #[arg(long, default_value = "600", value_name = "S", value_parser = positive)]
-    tokens: NonZeroUsize,
+    model: OsString,
+    /// S, tokens of the prompt [default: 600, or the model's context if that is shorter]
+    #[arg(long, value_name = "S", value_parser = positive)]
+    tokens: Option<NonZeroUsize>,
     /// Read the prompt from a file, of which the first S tokens are taken [default: a made-up text]
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
@@ -46,6 +49,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE|-")]
     json: Option<JsonTarget>,
 }
+
+/// Tokens of the prompt where nobody asks for another number.
+const TOKENS: usize = 600;
 
 /// All verdicts.
 #[derive(Serialize)]
@@ -71,9 +77,10 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
     let interrupt = Interrupt::install()?;
     let engine = model::load(&args.model, args.cache.storage.rope_scaling, args.cpu, &interrupt)?;
     let tokens = args.prompt(&engine)?;
-    let config = evicting(args.cache.config(), &engine, tokens.len());
+    let asked = args.cache.config();
+    let config = evicting(asked.clone(), &engine, tokens.len());
     let mut report = Report {
-        model: args.model.clone(),
+        model: args.model.to_string_lossy().into_owned(),
         prompt_tokens: tokens.len(),
         selector: config.selector.to_string(),
         budget: config.budget,
@@ -82,9 +89,9 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         passed: true,
         runs: Vec::new(),
     };
-    let quiet = args.json == Some(JsonTarget::Stdout);
-    let say = |text: String| if quiet { Ok(()) } else { print_text(&text) };
-    say(report.heading())?;
+    let _watched = interrupt.watch();
+    let mut printer = Printer::beside(args.json.as_ref(), &[]);
+    printer.print(&report.heading(asked.budget))?;
 
     let mut verifier = Verifier::new(&engine, &tokens, &config);
     for case in cases(tokens.len(), &args.chunk_sizes(tokens.len())) {
@@ -95,26 +102,29 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         let mut watch = Watch::new(label, extent, &interrupt);
         let verdict = verifier.check(case, &mut watch)?;
         watch.clear();
-        say(format!("  {verdict}\n"))?;
+        printer.print(&format!("  {verdict}\n"))?;
         report.runs.push(verdict);
     }
     report.passed = report.runs.iter().all(Verdict::passed);
-    if let Some(json) = &args.json {
-        json.write(&report)?;
-    }
-    say(conclusion(&report.runs)?)
+    let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&report));
+    let concluded = conclusion(&report.runs).and_then(|text| printer.print(&text));
+    exit::all([concluded, written, printer.finish()])
 }
 
 impl Args {
     /// The first tokens of the file or of a made-up text.
     fn prompt(&self, engine: &Engine<Cpu>) -> anyhow::Result<Vec<u32>> {
-        let n_tokens = self.tokens.get();
+        let context = engine.model().spec.shape.context;
+        let n_tokens = match self.tokens {
+            Some(tokens) => tokens.get(),
+            None => TOKENS.min(context),
+        };
+        ensure!(
+            n_tokens <= context,
+            "--tokens {n_tokens} is more than the model's context of {context} tokens"
+        );
         let text = match &self.prompt_file {
-            Some(path) => {
-                let name = || path.display().to_string();
-                let bytes = std::fs::read(path).with_context(name)?;
-                text_from_bytes(&bytes).with_context(name)?.to_owned()
-            }
+            Some(path) => read_file(path)?,
             // A sentence has at least eight words, and a word is at least a token.
             None => prose(0, n_tokens.div_ceil(8)),
         };
@@ -147,11 +157,21 @@ fn evicting<B: Backend>(config: RunConfig, engine: &Engine<B>, n_tokens: usize) 
 }
 
 impl Report {
-    fn heading(&self) -> String {
+    /// What is checked; `asked` is the budget before it was lowered.
+    fn heading(&self, asked: usize) -> String {
         let Report { model, prompt_tokens, selector, budget, isa, threads, .. } = self;
+        let lowered = match *budget < asked {
+            true => format!(
+                "\n(half the prompt instead of {asked}, so that there is something to choose)"
+            ),
+            false => String::new(),
+        };
         format!(
-            "{model}: {prompt_tokens} tokens, {isa}, {threads} threads\n\
-             {selector} keeps {budget} positions where a schedule evicts\n\n"
+            "{model}: {}, {isa}, {}\n\
+             {selector} keeps {} where a schedule evicts{lowered}\n\n",
+            counted(*prompt_tokens, "token"),
+            counted(*threads, "thread"),
+            counted(*budget, "position")
         )
     }
 }

@@ -37,7 +37,7 @@ fn files_that_are_no_models_are_refused_with_what_they_are() {
     refused("empty.gguf", b"", &["0 bytes"]);
     refused("text.gguf", b"once upon a time there was a long text", &["not a GGUF model"]);
     ends_with(&run(&place.name("absent.gguf"), &IDS), 1, &["absent.gguf", "smollm2-135m"]);
-    ends_with(&run(&place.name("."), &IDS), 1, &["not a regular file"]);
+    ends_with(&run(&place.name("."), &IDS), 1, &["config.json", "missing"]);
     ends_with(&run("", &IDS), 1, &["does not name a model"]);
 }
 
@@ -109,16 +109,22 @@ fn impossible_settings_are_named_with_the_limit() {
     ends(&["--selector", "snapkv+sinks(4)", "--budget", "35"], 1, &["budget of 35", "36"]);
     ends(&["--logit-bias", "1=1,999999=1"], 1, &["--logit-bias", "999999", "vocabulary"]);
     ends(&["--memory-limit", "64K"], 3, &["100 tokens", "limit is 64.00 KiB"]);
-    let usage: [(&[&str], &str); 27] = [
-        (&["--budget", "auto"], "`auto` is not available yet"),
-        (&["--chunk", "auto"], "`auto` is not available yet"),
+    let usage: [(&[&str], &str); 33] = [
+        (&["--budget", "auto"], "`auto` is not a count such as 4096"),
+        (&["--chunk", "auto"], "`auto` is not a count such as 4096"),
         (&["--chunk", "0"], "must be at least 1"),
+        (&["--chunk", "-1"], "must be at least 1"),
+        (&["--threads", "-1"], "must be at least 1"),
+        (&["--max-tokens", "-1"], "must not be negative"),
+        (&["--memory-limit", "-1"], "`-1` is not a size"),
+        (&["--json", ""], "give a file, or -"),
+        (&["--dump-retained", ""], "--dump-retained"),
         (&["--score-block", "0"], "must be at least 1"),
-        (&["--budget", "-5"], "-5"),
+        (&["--budget", "-5"], "must not be negative"),
         (&["--budget", "99999999999999999999"], "is not a count"),
         (&["--isa", "mmx"], "unknown instruction set `mmx`"),
         (&["--threads", "0"], "must be at least 1"),
-        (&["--threads", "100000"], "must be at most 1024"),
+        (&["--threads", "100000"], "4 for each of the"),
         (&["--selector", "magic"], "snapkv"),
         (&["--schedule", "online"], "tide"),
         (&["--memory-limit", "8X"], "is not a size"),
@@ -171,6 +177,7 @@ fn bad_prompts_are_named() {
     ends(&["--prompt-ids", "1,-2"], 1, &["`-2`"]);
     ends(&["--prompt-ids", "4294967296"], 1, &["`4294967296`"]);
     ends(&["--prompt-ids", ""], 1, &["empty"]);
+    ends(&["--prompt-ids", "@"], 2, &["names no file"]);
     ends(&["--prompt-ids", "@/no/such/ids"], 1, &["/no/such/ids"]);
     ends(&["--prompt", ""], 1, &["empty"]);
     ends(&["--prompt-file", &place.write("nothing.txt", b"")], 1, &["empty"]);
@@ -217,6 +224,21 @@ fn a_prompt_longer_than_the_context_is_refused_and_one_as_long_is_not() {
     );
     let text = "word ".repeat(100);
     ends_with(&place.run(&["--prompt", &text]), 1, &["context of 64", "--overflow"]);
+    // One that fits is not cut, and what ends its answer is said.
+    let output = place.run(&["--prompt-ids", &ids(64), "--overflow", "head", "--max-tokens", "9"]);
+    ends_with(&output, 0, &["1 token generated", "fill the context of 64"]);
+    assert!(!stderr(&output).contains("dropped"), "{}", stderr(&output));
+    let prompt = ids(65);
+    let cut = ["--prompt-ids", &prompt, "--overflow", "head", "--json", "-", "--max-tokens"];
+    let cut = |max_tokens: &str| place.run(&[&cut[..], &[max_tokens]].concat());
+    assert_eq!(json(&cut("9"))["prompt_tokens"], 55);
+    assert_eq!(json(&cut("63"))["prompt_tokens"], 1);
+    for (max_tokens, output) in [("64", cut("64")), ("1000", cut("1000"))] {
+        ends_with(&output, 2, &["context of 64", &format!("--max-tokens {max_tokens}")]);
+        assert!(output.stdout.is_empty());
+    }
+    let args = ["--raw", "--prompt", &text, "--overflow", "middle", "--max-tokens", "64"];
+    ends_with(&place.run(&args), 2, &["context of 64", "--max-tokens 64"]);
 }
 
 #[test]
@@ -230,7 +252,7 @@ fn an_allowed_cut_takes_the_document_alone_and_is_said() {
     };
     for how in ["head", "tail", "middle"] {
         let output = run(&document, how);
-        ends_with(&output, 0, &["were dropped"]);
+        ends_with(&output, 0, &["of the document dropped"]);
         let report = json(&output);
         let dropped = report["dropped_tokens"].as_u64().unwrap() as usize;
         assert!(stderr(&output).contains(&format!("{dropped} tokens of the document")));
@@ -249,7 +271,28 @@ fn an_allowed_cut_takes_the_document_alone_and_is_said() {
     }
     let question = "k".repeat(80);
     let args = ["--raw", "--prompt", "x", "--question", &question, "--overflow", "head"];
-    ends_with(&place.run(&args), 1, &["shorten the question"]);
+    ends_with(
+        &place.run(&[&args[..], &["--max-tokens", "4"]].concat()),
+        1,
+        &["shorten the question"],
+    );
+}
+
+#[test]
+fn a_cut_reads_markers_as_the_whole_prompt_does() {
+    let (place, _) = short();
+    let marked = |n_letters: usize| format!("<|im_start|>{}<|im_end|>", "x".repeat(n_letters));
+    let run = |prompt: &str, how: &str, max_tokens: &str| {
+        let args = ["--raw", "--prompt", prompt, "--overflow", how, "--json", "-"];
+        json(&place.run(&[&args[..], &["--max-tokens", max_tokens]].concat()))
+    };
+    // Two markers are two tokens.
+    let whole = run(&marked(50), "refuse", "4");
+    assert_eq!(whole["prompt_tokens"], 52);
+    let cut = run(&marked(70), "middle", "12");
+    assert_eq!((&cut["prompt_tokens"], &cut["dropped_tokens"]), (&52.into(), &20.into()));
+    let same = run(&marked(50), "refuse", "12");
+    assert_eq!(cut["output_token_ids"], same["output_token_ids"]);
 }
 
 #[test]

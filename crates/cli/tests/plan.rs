@@ -55,7 +55,8 @@ fn what_does_not_fit_exits_with_3_and_what_would_does_fit() {
     assert_eq!(report["fits"], false);
 
     let suggestions = report["suggestions"].as_array().unwrap();
-    assert_eq!(suggestions.len(), 3, "{suggestions:?}");
+    // Fewer tokens are a change of their own; no two suggestions turn the same knobs.
+    assert!((1..=3).contains(&suggestions.len()), "{suggestions:?}");
     for suggestion in suggestions {
         let text = suggestion.as_str().unwrap();
         let flags = text.split(" would need ").next().unwrap();
@@ -66,12 +67,19 @@ fn what_does_not_fit_exits_with_3_and_what_would_does_fit() {
         assert!(shown.contains(text), "{shown}");
     }
 
+    // Where nothing fits, the floor is named.
+    let shown = String::from_utf8(llama(&["--memory-limit", "1GiB"]).stdout).unwrap();
+    assert!(shown.contains("the smallest plan, with --"), "{shown}");
+
     let largest = report["largest_prompt_tokens"].as_u64().unwrap();
     let plan = |tokens: u64| {
         let tokens = tokens.to_string();
         tidekv(&[&["plan", "--shape", "llama-3.1-8b", "--tokens", &tokens], &limit[..]].concat())
     };
-    ends_with(&plan(largest), 0, &[]);
+    let output = plan(largest);
+    ends_with(&output, 0, &[]);
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains(&format!("the largest prompt that fits has {largest} tokens")));
     ends_with(&plan(largest + 1), 3, &[]);
 }
 
@@ -100,7 +108,7 @@ fn the_table_names_every_component_and_the_peak() {
         "reached in",
         "1.00 GiB",
         "fits the limit of 8.00 GiB",
-        "131072 tokens",
+        "up to the model's context of 131072 tokens",
     ];
     for word in words {
         assert!(text.contains(word), "`{word}` is not in:\n{text}");
@@ -151,8 +159,8 @@ fn a_shape_may_come_from_a_file_and_a_bad_one_is_named() {
     };
     ends_with(&plan(&shape.to_string(), "129k"), 1, &["132096", "131072", "--rope-scaling"]);
     ends_with(&plan("{", "1k"), 1, &["shape.json"]);
-    ends_with(&plan("{}", "1k"), 1, &["missing field"]);
-    ends_with(&plan(&with("n_kv_heads", 7), "1k"), 1, &["7"]);
+    ends_with(&plan("{}", "1k"), 1, &["shape.json", "missing field"]);
+    ends_with(&plan(&with("n_kv_heads", 7), "1k"), 1, &["shape.json", "7"]);
     ends_with(&plan(&with("n_layers", 0), "1k"), 1, &["n_layers"]);
     ends_with(&plan(&with("d_ff", u64::MAX), "1k"), 1, &[]);
     ends_with(

@@ -83,6 +83,18 @@ fn every_run_is_a_line() {
 }
 
 #[test]
+fn a_short_context_is_the_default_prompt_and_a_lowered_budget_is_said() {
+    let tiny = Tiny::new(&TinySpec { context: 96, ..tiny_llama(1) });
+    let output = tiny.verify(&["--chunks", "32"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(": 96 tokens,") && text.contains("48 positions"), "{text}");
+    assert!(text.contains("half the prompt instead of 4096"), "{text}");
+    let small = tiny.verify(&["--chunks", "32", "--budget", "40"]);
+    assert!(!String::from_utf8(small.stdout).unwrap().contains("instead of"));
+}
+
+#[test]
 fn a_short_file_is_the_whole_prompt() {
     let tiny = Tiny::new(&tiny_llama(1));
     std::fs::write(tiny.path("prompt.txt"), "Once.").unwrap();
@@ -103,7 +115,9 @@ fn a_short_file_is_the_whole_prompt() {
 #[test]
 fn bad_requests_are_refused_with_the_numbers() {
     let tiny = Tiny::new(&tiny_llama(1));
-    failed(&tiny.verify(&["--tokens", "9000"]), 1, &["9000", "8192"]);
+    let output = tiny.verify(&["--tokens", "9000"]);
+    failed(&output, 1, &["--tokens 9000", "context of 8192"]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("--overflow"));
     failed(&tiny.verify(&["--tokens", "0"]), 2, &["--tokens"]);
     failed(&tiny.verify(&["--chunks", "64,0"]), 2, &["--chunks"]);
     failed(&tiny.verify(&["--schedule", "tide"]), 2, &["--schedule"]);

@@ -5,15 +5,17 @@ mod table;
 
 pub use document::prose;
 
+use crate::exit;
 use crate::flags::{CpuFlags, LogprobFlags, SampleFlags, count, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, print_text};
+use crate::output::{JsonTarget, Printer, counted};
 use crate::progress::seconds;
 use crate::prompt::PromptFlags;
 use crate::run::{Answer, Request};
 use anyhow::ensure;
 use document::{ANSWER_PREFIX, Document, QUESTION, Recipe};
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use tidekv::report::RunReport;
 use tidekv::schedule::ScheduleKind;
@@ -35,7 +37,7 @@ use tidekv_cpu::Cpu;
 pub struct Args {
     /// The model
     #[arg(long, default_value = MODEL, long_help = model::MODEL_HELP)]
-    model: String,
+    model: OsString,
     /// K, positions kept per KV head and layer
     #[arg(long, default_value_t = BUDGET, value_name = "K", value_parser = count)]
     budget: usize,
@@ -78,38 +80,42 @@ pub fn demo(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
         json.check()?;
     }
-    let quiet = args.json == Some(JsonTarget::Stdout);
-    let say = |text: &str| if quiet { Ok(()) } else { print_text(text) };
+    let mut printer = Printer::beside(args.json.as_ref(), &[]);
     let interrupt = Interrupt::install()?;
     let engine = model::load(&args.model, None, args.cpu, &interrupt)?;
     let document = args.document();
     let tokens = prompt(&engine, &document)?;
-    say(&args.introduction(&engine, &document, tokens.len()))?;
+    printer.print(&args.introduction(&engine, &document, tokens.len()))?;
 
-    let read = |kind: ScheduleKind| -> anyhow::Result<Answer> {
+    let _watched = interrupt.watch();
+    let mut read = |kind: ScheduleKind| -> anyhow::Result<Answer> {
         let answer = args.answer(&engine, &tokens, kind, &interrupt)?;
-        say(&answer_line(&answer.report, &document))?;
+        printer.print(&answer_line(&answer.report, &document))?;
         Ok(answer)
     };
     let (ordinary, tide) = (read(ScheduleKind::PostPrefill)?, read(ScheduleKind::Tide)?);
     let reports = [&ordinary.report, &tide.report];
-    say(&format!("\n{}\n", table::comparison(reports)))?;
-    if let Some(json) = &args.json {
-        json.write(&reports)?;
-    }
+    let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&reports));
+    printer.print(&format!("\n{}\n", table::comparison(reports)))?;
+    let concluded = conclusion([&ordinary, &tide], &document).and_then(|text| printer.print(&text));
+    exit::all([concluded, written, printer.finish()])
+}
+
+/// The last line, or the error that makes the command fail.
+fn conclusion([ordinary, tide]: [&Answer; 2], document: &Document) -> anyhow::Result<String> {
     ensure!(ordinary.retained == tide.retained, "the schedules kept different positions");
     ensure!(
         ordinary.report.output_token_ids == tide.report.output_token_ids,
         "the schedules gave different answers"
     );
     ensure!(
-        is_right(&tide.report.output_text, &document),
+        is_right(&tide.report.output_text, document),
         "the answer is wrong: the code was {}",
         document.code
     );
-    say(&format!(
+    Ok(format!(
         "The same positions kept, the same answer, with {:.0} % less transient memory.\n",
-        table::saving(reports)
+        table::saving([&ordinary.report, &tide.report])
     ))
 }
 
@@ -121,7 +127,7 @@ fn prompt(engine: &Engine<Cpu>, document: &Document) -> anyhow::Result<Vec<u32>>
         answer_prefix: Some(ANSWER_PREFIX.to_owned()),
         ..PromptFlags::default()
     };
-    Ok(prompt.build(engine, usize::MAX)?.ids)
+    Ok(prompt.build(engine, ANSWER_TOKENS)?.ids)
 }
 
 /// Whether an answer begins with the whole code and nothing but the code.
@@ -147,10 +153,12 @@ impl Args {
         let Args { model, depth, budget, chunk, .. } = self;
         let backend = engine.backend();
         format!(
-            "{model} reads {n_tokens} tokens on {} threads ({}). {depth} % into them it says:\n\n\
+            "{} reads {} on {} ({}). {depth} % into them it says:\n\n\
              {}\n\n  Asked at the end: {QUESTION}\n  Kept of each layer and head: {budget} positions. \
              Chunks of tide: {chunk} tokens.\n\n",
-            backend.threads(),
+            model.display(),
+            counted(n_tokens, "token"),
+            counted(backend.threads(), "thread"),
             backend.name(),
             indented(&format!("... {} ...", document.excerpt()), WIDTH)
         )
@@ -177,7 +185,7 @@ impl Args {
             config: &config,
             sample: &sample,
             logprobs: LogprobFlags::default(),
-            model: &self.model,
+            model: &self.model.to_string_lossy(),
             schedule: kind.name(),
         };
         request.answer(engine, interrupt, &mut |_| Ok(()))

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 /// A count such as 4096, 128k or 1M (k and M are powers of 1,024, as in context
 /// lengths).
 pub fn count(text: &str) -> Result<usize, String> {
-    if text == "auto" {
-        return Err("`auto` is not available yet; give a number such as 4096 or 4k".to_owned());
+    if is_negative(text) {
+        return Err("must not be negative".to_owned());
     }
     let number = scaled(text, &[("k", 10), ("K", 10), ("m", 20), ("M", 20)]);
     number
@@ -16,15 +16,27 @@ pub fn count(text: &str) -> Result<usize, String> {
 
 /// A count of at least 1.
 pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
-    NonZeroUsize::new(count(text)?).ok_or_else(|| "must be at least 1".to_owned())
+    let number = if is_negative(text) { 0 } else { count(text)? };
+    NonZeroUsize::new(number).ok_or_else(|| "must be at least 1".to_owned())
 }
 
-/// A number of threads. Each has its share of scratch and a stack, so a slip of
-/// the finger should not take the machine down.
+/// A number of threads. Many more than there are processors wait for each other at every step, so
+/// that a slip of the finger would look like a run that hangs.
 pub fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    const MOST: usize = 1024;
-    let threads = positive(text)?;
-    if threads.get() > MOST { Err(format!("must be at most {MOST}")) } else { Ok(threads) }
+    const PER_PROCESSOR: usize = 4;
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let most = processors.saturating_mul(PER_PROCESSOR);
+    match positive(text)? {
+        threads if threads.get() <= most => Ok(threads),
+        _ => Err(format!(
+            "must be at most {most}: {PER_PROCESSOR} for each of the {processors} processors that \
+             this process may use"
+        )),
+    }
+}
+
+fn is_negative(text: &str) -> bool {
+    text.trim().parse::<f64>().is_ok_and(|number| number < 0.0)
 }
 
 /// A size such as 800MiB, 8G or 8GiB (powers of 1,024).
@@ -76,7 +88,9 @@ mod tests {
             assert!(count(text).is_err(), "{text}");
         }
         assert!(positive("0").is_err());
-        assert!(threads("1024").is_ok() && threads("1025").is_err());
+        assert_eq!(positive("-1"), Err("must be at least 1".to_owned()));
+        assert_eq!(count("-1"), Err("must not be negative".to_owned()));
+        assert!(threads("4").is_ok() && threads("100000").is_err());
         assert!(bytes("99999999999G").is_err());
     }
 }

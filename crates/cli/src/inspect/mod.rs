@@ -9,6 +9,7 @@ use crate::model;
 use crate::output::{JsonTarget, print_text};
 use contents::Contents;
 use report::{Fit, Report, TokenizerReport};
+use std::ffi::OsString;
 use std::path::Path;
 use tidekv::memory::default_limit;
 use tidekv::text::{TextError, Tokenizer, VocabSource};
@@ -28,7 +29,7 @@ use tidekv_cpu::Cpu;
 #[command(verbatim_doc_comment)]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
-    model: String,
+    model: OsString,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -52,7 +53,7 @@ pub fn inspect(args: &Args) -> anyhow::Result<()> {
     }
     let path = model::path(&args.model, &Interrupt::install()?)?;
     let contents = Contents::open(&path)?;
-    let mut report = Report::new(&args.model, &contents);
+    let mut report = Report::new(&args.model.to_string_lossy(), &contents);
     if args.tensors {
         report.list_tensors(&contents);
     }
