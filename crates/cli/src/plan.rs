@@ -95,11 +95,15 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let plans = compared(&input, args.run.schedule, args.run.chunk)?;
     let limit = config.memory_limit;
     let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);
-    let largest = largest_prompt(&input, limit.unwrap_or(u64::MAX));
-    let suggestions = match limit {
-        Some(limit) if !fits => Refusal::new(&input, plans[0].1, limit)?.changes(),
-        _ => Vec::new(),
+    let refusal = match limit {
+        Some(limit) if !fits => Some(Refusal::new(&input, plans[0].1, limit)?),
+        _ => None,
     };
+    let largest = match &refusal {
+        Some(refusal) => refusal.largest_prompt,
+        None => largest_prompt(&input, limit.unwrap_or(u64::MAX)),
+    };
+    let suggestions = refusal.map_or_else(Vec::new, |refusal| refusal.changes());
     let outcome = Outcome { limit, largest, context: shape.context, suggestions: &suggestions };
     let text = describe(&plans, n_tokens) + &verdict(&plans[0].1, &outcome);
     if let Some(json) = &args.json {

@@ -115,9 +115,7 @@ impl Cpu {
     pub(crate) fn model(&self) -> &(Shape, Arithmetic) {
         self.model.get().expect("verbs run after `upload`, which sets the model")
     }
-}
 
-impl Cpu {
     /// What some models do with the products of the output projection.
     pub(crate) fn finish_logits(&self, weights: &CpuWeights, logits: &mut [f32]) {
         scale_by(logits, weights.arithmetic.logit_scale);

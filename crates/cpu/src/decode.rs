@@ -68,9 +68,9 @@ impl Cpu {
         dequantize(isa, embedding.block(), embedding.row(token as usize), buffers.hidden);
         scale_by(buffers.hidden, weights.arithmetic.embedding_scale);
 
+        let mut turn = Turn::new(None);
         for (layer, (retained, tail)) in retained.iter().zip(tail).enumerate() {
-            let mut turn = Turn::new(rotations.of_layer(layer));
-            turn.to(position.0);
+            turn.by(rotations.of_layer(layer), position.0);
             self.project(weights, layer, &mut buffers, &turn);
             append(self, shape, tail, tail_row, buffers.wide);
             let seen = Seen {

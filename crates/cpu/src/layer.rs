@@ -356,6 +356,19 @@ impl<'a> Turn<'a> {
         Turn { rope, cos: [0.0; MAX_PAIRS], sin: [0.0; MAX_PAIRS] }
     }
 
+    /// The angles of a position under `rope`, for rows at one position that pass
+    /// layer after layer: computed when the rotation is another one.
+    pub(crate) fn by(&mut self, rope: Option<&'a RopeFrequencies>, position: u32) {
+        let same = match (self.rope, rope) {
+            (Some(ours), Some(theirs)) => std::ptr::eq(ours, theirs),
+            (ours, theirs) => ours.is_none() && theirs.is_none(),
+        };
+        if !same {
+            self.rope = rope;
+            self.to(position);
+        }
+    }
+
     /// Computes the angles of a position.
     pub(crate) fn to(&mut self, position: u32) {
         if let Some(rope) = self.rope {

@@ -3,11 +3,11 @@
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; what a
 //! family adds or leaves out is said where it is read.
 
-use super::spec::patterned_windows;
+use super::spec::{patterned_ropes, patterned_windows};
 use super::tensors::Table;
 use super::{
-    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, NormPlacement, QkNorm,
-    RopeFactors, RopeScaling, RopeSpec, RopeStyle, Shape, Yarn, names,
+    Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeFactors, RopeScaling, RopeSpec,
+    RopeStyle, Shape, Yarn, names,
 };
 use crate::error::Error;
 use std::num::NonZeroUsize;
@@ -131,27 +131,15 @@ impl Keys<'_> {
     fn arithmetic(&self, shape: &Shape) -> Result<Arithmetic, Error> {
         const EPSILON: &str = "attention.layer_norm_rms_epsilon";
         let missing = || ModelError::MissingKey { key: self.key(EPSILON) };
-        let plain = Arithmetic::llama(shape, self.float(EPSILON)?.ok_or_else(missing)?);
-        let gemma = Arithmetic {
-            norms: NormPlacement::Around,
-            activation: Activation::GeluTanh,
-            embedding_scale: (shape.d_model as f32).sqrt(),
-            attention_scale: 1.0 / gemma_query_scalar(self.architecture, shape).sqrt(),
-            attention_softcap: self.float("attn_logit_softcapping")?,
-            logit_softcap: self.float("final_logit_softcapping")?,
-            ..plain
-        };
+        let eps = self.float(EPSILON)?.ok_or_else(missing)?;
+        let plain = Arithmetic::of(self.architecture, shape, eps);
         Ok(match self.architecture {
-            Architecture::Llama
-            | Architecture::Qwen2
-            | Architecture::Phi3
-            | Architecture::SmolLm3 => plain,
-            Architecture::Qwen3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..plain },
-            Architecture::Gemma2 => gemma,
-            Architecture::Gemma3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..gemma },
-            Architecture::Olmo2 => {
-                Arithmetic { norms: NormPlacement::After, qk_norm: Some(QkNorm::AllHeads), ..plain }
-            }
+            Architecture::Gemma2 | Architecture::Gemma3 => Arithmetic {
+                attention_scale: 1.0 / gemma_query_scalar(self.architecture, shape).sqrt(),
+                attention_softcap: self.float("attn_logit_softcapping")?,
+                logit_softcap: self.float("final_logit_softcapping")?,
+                ..plain
+            },
             Architecture::Granite => {
                 let scale = |suffix| Ok::<_, Error>(self.float(suffix)?.unwrap_or(1.0));
                 let attention = self.float("attention.scale")?;
@@ -164,6 +152,7 @@ impl Keys<'_> {
                     ..plain
                 }
             }
+            _ => plain,
         })
     }
 
@@ -178,8 +167,7 @@ impl Keys<'_> {
             // Every fourth layer has no positions (NoPE, arXiv:2501.18795).
             Architecture::SmolLm3 => {
                 let period = self.count("attention.no_rope_layer_step")?.unwrap_or(4).max(1);
-                let of_layer = |layer: usize| (!(layer + 1).is_multiple_of(period)).then_some(0);
-                Ok((vec![global], (0..shape.n_layers).map(of_layer).collect()))
+                Ok((vec![global], patterned_ropes(shape.n_layers, period)))
             }
             // Layers with a window have a base of their own and no scaling.
             Architecture::Gemma3 => {

@@ -5,11 +5,11 @@
 //! `configuration_*.py` of each family.
 
 use super::names::Naming;
-use super::spec::patterned_windows;
+use super::spec::{patterned_ropes, patterned_windows};
 use super::tensors::Table;
 use super::{
-    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, NormPlacement, QkNorm,
-    RopeFactors, RopeScaling, RopeSpec, RopeStyle, Shape, Yarn,
+    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeFactors,
+    RopeScaling, RopeSpec, RopeStyle, Shape, Yarn,
 };
 use crate::error::Error;
 use crate::text::{
@@ -248,26 +248,17 @@ impl Config {
 
     fn arithmetic(&self, shape: &Shape) -> Result<Arithmetic, ModelError> {
         let eps = self.float("rms_norm_eps")?.unwrap_or(1e-6);
-        let plain = Arithmetic { activation: self.activation()?, ..Arithmetic::llama(shape, eps) };
-        let gemma_scalar = self.float("query_pre_attn_scalar")?.unwrap_or(256.0);
-        let gemma = Arithmetic {
-            norms: NormPlacement::Around,
-            embedding_scale: (shape.d_model as f32).sqrt(),
-            attention_scale: 1.0 / gemma_scalar.sqrt(),
-            attention_softcap: self.float("attn_logit_softcapping")?,
-            logit_softcap: self.float("final_logit_softcapping")?,
-            ..plain
-        };
+        let plain = Arithmetic::of(self.architecture, shape, eps);
+        let plain = Arithmetic { activation: self.activation(plain.activation)?, ..plain };
         Ok(match self.architecture {
-            Architecture::Llama
-            | Architecture::Qwen2
-            | Architecture::Phi3
-            | Architecture::SmolLm3 => plain,
-            Architecture::Qwen3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..plain },
-            Architecture::Gemma2 => gemma,
-            Architecture::Gemma3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..gemma },
-            Architecture::Olmo2 => {
-                Arithmetic { norms: NormPlacement::After, qk_norm: Some(QkNorm::AllHeads), ..plain }
+            Architecture::Gemma2 | Architecture::Gemma3 => {
+                let scalar = self.float("query_pre_attn_scalar")?.unwrap_or(256.0);
+                Arithmetic {
+                    attention_scale: 1.0 / scalar.sqrt(),
+                    attention_softcap: self.float("attn_logit_softcapping")?,
+                    logit_softcap: self.float("final_logit_softcapping")?,
+                    ..plain
+                }
             }
             Architecture::Granite => Arithmetic {
                 embedding_scale: self.float("embedding_multiplier")?.unwrap_or(1.0),
@@ -276,17 +267,19 @@ impl Config {
                 logit_scale: 1.0 / self.float("logits_scaling")?.unwrap_or(1.0),
                 ..plain
             },
+            _ => plain,
         })
     }
 
-    fn activation(&self) -> Result<Activation, ModelError> {
-        let gemma = matches!(self.architecture, Architecture::Gemma2 | Architecture::Gemma3);
+    /// The activation that the file names, or `of_family`.
+    fn activation(&self, of_family: Activation) -> Result<Activation, ModelError> {
         let named = self.get("hidden_activation").or_else(|| self.get("hidden_act"));
         match named.map(Value::as_str) {
+            None => Ok(of_family),
             // Gemma's published files say "gelu" and mean its tanh form.
-            None | Some(Some("gelu")) if gemma => Ok(Activation::GeluTanh),
+            Some(Some("gelu")) if self.architecture.is_gemma() => Ok(Activation::GeluTanh),
             Some(Some("gelu_pytorch_tanh")) => Ok(Activation::GeluTanh),
-            None | Some(Some("silu" | "swish")) => Ok(Activation::Silu),
+            Some(Some("silu" | "swish")) => Ok(Activation::Silu),
             Some(other) => Err(ModelError::Feature {
                 feature: format!("activation {}", other.unwrap_or("of an unknown kind")),
             }),
@@ -367,8 +360,7 @@ impl Config {
         }
         if self.architecture == Architecture::SmolLm3 {
             let period = self.count("no_rope_layer_interval")?.unwrap_or(4).max(1);
-            let layer = |layer: usize| (!(layer + 1).is_multiple_of(period)).then_some(0);
-            return Ok((0..shape.n_layers).map(layer).collect());
+            return Ok(patterned_ropes(shape.n_layers, period));
         }
         let local = |layer| usize::from(n > 1 && shape.window(layer).is_some());
         Ok((0..shape.n_layers).map(|layer| Some(local(layer))).collect())

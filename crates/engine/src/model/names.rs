@@ -86,8 +86,7 @@ impl Naming {
 
     /// Whether norm weights are stored as the difference from 1.
     pub(super) fn stores_norms_less_one(&self, architecture: Architecture) -> bool {
-        let gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
-        gemma && *self != Naming::Gguf
+        architecture.is_gemma() && *self != Naming::Gguf
     }
 
     /// Whether queries and keys are stored for a rotation of halves although the
@@ -112,15 +111,14 @@ impl Naming {
     /// What a user would call the part of a model that `tensor` belongs to, where
     /// `architecture` has no place for it.
     pub(super) fn feature_of(&self, tensor: &str, architecture: Architecture) -> String {
-        match known_feature(std::iter::once(tensor)) {
-            Some(feature) => feature.to_owned(),
+        match FEATURES.iter().find(|(part, _)| tensor.contains(part)) {
+            Some((_, feature)) => (*feature).to_owned(),
             None => format!("tensor `{tensor}` in a model of the {architecture} architecture"),
         }
     }
 }
 
 fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
-    let around = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
     match part {
         Part::AttnNorm => "input_layernorm.weight",
         Part::Query => "self_attn.q_proj.weight",
@@ -137,7 +135,7 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::PostAttnNorm => "post_attention_layernorm.weight",
         // Llama's norm in front of the MLP has the name of Gemma's behind the
         // attention.
-        Part::MlpNorm if around => "pre_feedforward_layernorm.weight",
+        Part::MlpNorm if architecture.is_gemma() => "pre_feedforward_layernorm.weight",
         Part::MlpNorm => "post_attention_layernorm.weight",
         Part::Gate => "mlp.gate_proj.weight",
         Part::Up => "mlp.up_proj.weight",
@@ -199,12 +197,9 @@ pub(super) const LONG_ROPE_FACTORS: [&str; 2] =
 
 /// Tensors that mean the model computes something this engine does not, by a
 /// part of their name, with the words a user would use for it. Only for the
-/// words: a tensor that no part of the forward pass reads is refused anyway.
-const FEATURES: [(&str, &str); 10] = [
-    ("_exps.", "mixture of experts"),
-    (".experts.", "mixture of experts"),
-    ("block_sparse_moe", "mixture of experts"),
-    ("ffn_gate_inp", "mixture of experts"),
+/// words: a tensor that no part of the forward pass reads is refused anyway, and
+/// experts are by [`refuse_experts`].
+const FEATURES: [(&str, &str); 6] = [
     ("ssm_", "state-space layers"),
     ("attn_sinks", "learned attention sinks"),
     ("attn_output.bias", "a bias of the attention output"),
@@ -212,12 +207,3 @@ const FEATURES: [(&str, &str); 10] = [
     ("_proj.bias", "biases of the attention output or the MLP"),
     ("norm.bias", "layer norms with a bias"),
 ];
-
-/// A feature that the names of `tensors` give away and no family has.
-pub(super) fn known_feature<'t>(
-    mut tensors: impl Iterator<Item = &'t str>,
-) -> Option<&'static str> {
-    tensors
-        .find_map(|tensor| FEATURES.iter().find(|(part, _)| tensor.contains(part)))
-        .map(|(_, feature)| *feature)
-}

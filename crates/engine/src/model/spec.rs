@@ -41,6 +41,11 @@ impl Architecture {
         Architecture::Olmo2,
     ];
 
+    /// Whether it is a Gemma.
+    pub(super) fn is_gemma(self) -> bool {
+        matches!(self, Architecture::Gemma2 | Architecture::Gemma3)
+    }
+
     /// Whether neighbouring dimensions of a head rotate together in the order
     /// that the engine computes in: that of the family's GGUF files.
     pub(super) fn rotates_neighbours(self) -> bool {
@@ -133,9 +138,10 @@ pub struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// That of the Llama family.
-    pub fn llama(shape: &Shape, norm_eps: f32) -> Self {
-        Arithmetic {
+    /// That of a family without the numbers that its files state: factors are 1,
+    /// nothing is capped, and attention logits are divided by `sqrt(D)`.
+    pub(super) fn of(architecture: Architecture, shape: &Shape, norm_eps: f32) -> Self {
+        let plain = Arithmetic {
             norms: NormPlacement::Before,
             qk_norm: None,
             activation: Activation::Silu,
@@ -146,6 +152,25 @@ impl Arithmetic {
             residual_scale: 1.0,
             logit_scale: 1.0,
             logit_softcap: None,
+        };
+        let gemma = Arithmetic {
+            norms: NormPlacement::Around,
+            activation: Activation::GeluTanh,
+            embedding_scale: (shape.d_model as f32).sqrt(),
+            ..plain
+        };
+        match architecture {
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Phi3
+            | Architecture::SmolLm3
+            | Architecture::Granite => plain,
+            Architecture::Qwen3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..plain },
+            Architecture::Gemma2 => gemma,
+            Architecture::Gemma3 => Arithmetic { qk_norm: Some(QkNorm::PerHead), ..gemma },
+            Architecture::Olmo2 => {
+                Arithmetic { norms: NormPlacement::After, qk_norm: Some(QkNorm::AllHeads), ..plain }
+            }
         }
     }
 
@@ -247,6 +272,12 @@ impl Rotations {
     pub fn of_layer(&self, layer: usize) -> Option<&RopeFrequencies> {
         self.layers.get(layer).copied().flatten().map(|table| &self.tables[table])
     }
+}
+
+/// Rotations of `n_layers` layers of which every `period`-th, counting from layer
+/// `period - 1`, has no positions.
+pub(super) fn patterned_ropes(n_layers: usize, period: usize) -> Vec<Option<usize>> {
+    (0..n_layers).map(|layer| (!(layer + 1).is_multiple_of(period)).then_some(0)).collect()
 }
 
 /// The windows of `n_layers` layers of which every `period`-th, counting from

@@ -19,6 +19,19 @@ pub enum HeadRows {
     },
 }
 
+impl HeadRows {
+    /// Where row `n` is stored.
+    fn stored(self, n: usize) -> usize {
+        match self {
+            HeadRows::AsStored => n,
+            HeadRows::NeighbouringHalves { head_dim } => {
+                let (head, row) = (n / head_dim, n % head_dim);
+                head * head_dim + row % 2 * (head_dim / 2) + row / 2
+            }
+        }
+    }
+}
+
 /// A matrix, `[rows, cols]` row-major: `rows` outputs of `cols` inputs each.
 #[derive(Debug, Clone)]
 pub struct Matrix {
@@ -46,9 +59,8 @@ pub struct Vector {
     /// Added to every element: 1 for norms that are stored as the difference
     /// from 1.
     pub offset: f32,
-    /// D, where the elements of each head are read as
-    /// [`HeadRows::NeighbouringHalves`].
-    pub halves: Option<usize>,
+    /// Order of the elements of each head.
+    pub head_rows: HeadRows,
 }
 
 /// The tensors of one layer.
@@ -135,11 +147,8 @@ impl Vector {
             // `Table::vector` lets no other type through.
             _ => f32::from_le_bytes(at(bytes, index)),
         };
-        let stored = |n: usize| match self.halves {
-            Some(dim) => n / dim * dim + n % dim % 2 * (dim / 2) + n % dim / 2,
-            None => n,
-        };
-        (0..self.len).map(|n| number(self.first + stored(n)) + self.offset).collect()
+        let stored = (0..self.len).map(|n| self.first + self.head_rows.stored(n));
+        stored.map(|index| number(index) + self.offset).collect()
     }
 }
 
@@ -233,7 +242,7 @@ impl<'a> Table<'a> {
                 supported: "F32, F16 and BF16 for vectors".to_owned(),
             });
         }
-        Ok(Vector { tensor, first: 0, len, offset: 0.0, halves: None })
+        Ok(Vector { tensor, first: 0, len, offset: 0.0, head_rows: HeadRows::AsStored })
     }
 
     /// The weights of a norm, which Gemma's Hugging Face files store less 1.
@@ -341,10 +350,7 @@ impl LayerTable<'_> {
             return self.table.fused(&self.name(Part::FusedQkv), self.qkv_rows(), d_model);
         }
         let [q, kv, _] = self.qkv_rows();
-        let head_rows = match self.halves() {
-            Some(head_dim) => HeadRows::NeighbouringHalves { head_dim },
-            None => HeadRows::AsStored,
-        };
+        let head_rows = self.head_rows();
         Ok([
             Matrix { head_rows, ..self.matrix(Part::Query, q, d_model)? },
             Matrix { head_rows, ..self.matrix(Part::Key, kv, d_model)? },
@@ -352,11 +358,13 @@ impl LayerTable<'_> {
         ])
     }
 
-    /// D, where queries and keys have to be brought into the order in which this
-    /// family's heads rotate.
-    fn halves(&self) -> Option<usize> {
-        let naming = self.table.naming();
-        naming.stores_halves(self.spec.architecture).then_some(self.spec.shape.head_dim)
+    /// How queries and keys are brought into the order in which this family's
+    /// heads rotate.
+    fn head_rows(&self) -> HeadRows {
+        match self.table.naming().stores_halves(self.spec.architecture) {
+            true => HeadRows::NeighbouringHalves { head_dim: self.spec.shape.head_dim },
+            false => HeadRows::AsStored,
+        }
     }
 
     /// A model has all three biases or none.
@@ -369,10 +377,10 @@ impl LayerTable<'_> {
             return Ok(None);
         }
         let [q, kv, _] = self.qkv_rows();
-        let halves = self.halves();
+        let head_rows = self.head_rows();
         Ok(Some([
-            Vector { halves, ..self.vector(Part::QueryBias, q)? },
-            Vector { halves, ..self.vector(Part::KeyBias, kv)? },
+            Vector { head_rows, ..self.vector(Part::QueryBias, q)? },
+            Vector { head_rows, ..self.vector(Part::KeyBias, kv)? },
             self.vector(Part::ValueBias, kv)?,
         ]))
     }
