@@ -252,6 +252,17 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn read_kv(
+        &self,
+        active: &ActiveKv<Self>,
+        keys: Range<usize>,
+        k: &mut [f32],
+        v: &mut [f32],
+    ) -> Result<(), BackendError> {
+        self.read_rows(self.shape(), active, keys, [k, v]);
+        Ok(())
+    }
+
     fn gather(
         &self,
         active: &ActiveKv<Self>,

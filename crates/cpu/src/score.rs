@@ -10,8 +10,12 @@ use tidekv::cache::{ActiveKv, Observation, RetainedKv};
 use tidekv::model::{Arithmetic, Shape};
 use tidekv::position::Pos;
 use tidekv::select::{ScoreRows, reduce_group};
+use tidekv_kernels::element;
 use tidekv_kernels::kv::{KEY_BLOCK, KvLayout, gather_k, gather_v};
 use tidekv_kernels::score::{RowStats, ScoreHead, score_block, score_scratch_len, score_stats};
+
+/// Bytes of the longest key: [`Shape::validate`] bounds the width of a head.
+const MAX_ROW_BYTES: usize = 512 * size_of::<f32>();
 
 /// The parts of an observation buffer: queries `[Hq, W, D]`, maxima `[Hq, W]`
 /// and normalisers `[Hq, W]`.
@@ -134,6 +138,33 @@ impl Cpu {
                     }
                 });
             }
+        }
+    }
+
+    /// Rows `keys` of every KV head as f32, keys and values `[Hkv, keys.len(), D]`.
+    pub(crate) fn read_rows(
+        &self,
+        shape: &Shape,
+        active: &ActiveKv<Self>,
+        keys: Range<usize>,
+        out: [&mut [f32]; 2],
+    ) {
+        let layout = kv_layout(shape, active.element);
+        let from = [active.k.bytes_view(), active.v.bytes_view()];
+        let head_bytes = from[0].len() / shape.n_kv_heads;
+        let gathers = [gather_k, gather_v];
+        for ((from, gather), out) in from.into_iter().zip(gathers).zip(out) {
+            let heads =
+                from.chunks_exact(head_bytes).zip(out.chunks_mut(keys.len() * shape.head_dim));
+            self.pool.each(heads, |(head, out)| {
+                let mut row = [0; MAX_ROW_BYTES];
+                let row = &mut row[..layout.row_bytes()];
+                for (key, out) in keys.clone().zip(out.chunks_exact_mut(shape.head_dim)) {
+                    // Positions fit u32: the context is bounded by it.
+                    gather(layout, head, &[key as u32], row);
+                    element::load(self.isa, layout.element, row, out);
+                }
+            });
         }
     }
 

@@ -13,8 +13,9 @@ use rig::device::engine;
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use std::path::Path;
+use tidekv::sample::{Penalties, SampleConfig};
 use tidekv::schedule::ScheduleKind;
-use tidekv::{Element, Engine, Pos, RunConfig, Unobserved};
+use tidekv::{Element, Engine, GenerateConfig, Pos, RunConfig, Unobserved};
 use tidekv_cpu::{Cpu, Isa, Tier};
 use tidekv_format::TensorType;
 use tidekv_testkit::compare::{assert_bits_eq, max_abs_diff};
@@ -189,4 +190,36 @@ fn one_bit_of_a_logit_fails() {
     changed[1][2] = 3f32.next_up();
     assert_same(&logits, &logits.clone(), "unchanged");
     assert_same(&changed, &logits, "one bit");
+}
+
+/// Every logit of `token` is raised by 8, which makes it the largest as long as it
+/// is not penalised.
+fn wants(token: u32, repetition: f32) -> GenerateConfig {
+    let penalties = Penalties { repetition, ..Penalties::default() };
+    let logit_bias = vec![(token, 8.0)];
+    let sample = SampleConfig { penalties, logit_bias, ..SampleConfig::default() };
+    GenerateConfig { sample, ..GenerateConfig::default() }
+}
+
+#[test]
+fn a_second_answer_does_not_repeat_the_first_where_that_is_penalised() {
+    const WANTED: u32 = 200;
+    let spec = tiny_llama(55);
+    let file = TinyFile::write(&spec.writer());
+    let engine = engine(file.path(), 1, None);
+    let mut tokens = prompt(9, spec.vocab, 90);
+    tokens.iter_mut().filter(|token| **token == WANTED).for_each(|token| *token = 201);
+    let config = config(ScheduleKind::Tide, 48, Element::Bf16);
+    let mut session = engine.prefill(&tokens, &config, &mut Unobserved).unwrap();
+    let mut answer = |repetition| {
+        let pieces = session.generate(wants(WANTED, repetition)).unwrap().take(2);
+        let drawn: Vec<u32> = pieces.filter_map(|piece| piece.unwrap().token).collect();
+        (drawn, session.fed().to_vec())
+    };
+    // The second token of an answer is drawn, and not fed.
+    assert_eq!(answer(1.0), (vec![WANTED; 2], vec![WANTED]));
+    assert_eq!(answer(1.0), (vec![WANTED; 2], vec![WANTED; 2]));
+    let (penalised, _) = answer(10.0);
+    assert_eq!(penalised.len(), 2);
+    assert!(!penalised.contains(&WANTED), "{penalised:?}");
 }

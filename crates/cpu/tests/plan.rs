@@ -8,10 +8,12 @@
 
 mod rig {
     pub mod device;
+    pub mod scorers;
     pub mod tiny;
 }
 
 use rig::device::engine;
+use rig::scorers::FarFromMean;
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -23,6 +25,7 @@ use tidekv::memory::{
 };
 use tidekv::model::Shape;
 use tidekv::schedule::{ScheduleKind, Step};
+use tidekv::select::{Scorer, Selector};
 use tidekv::{
     Backend, Element, Error, Model, Observer, Outputs, Progress, RunConfig, Tap, Unobserved,
 };
@@ -90,32 +93,43 @@ fn assert_bytes(actual: &Breakdown, planned: &Breakdown, what: &str) {
 /// Settings that take every path through the executor.
 fn configs(n_tokens: usize) -> Vec<RunConfig> {
     let chunks = [1.max(n_tokens / 3), n_tokens, n_tokens + 1];
+    let named = |text: &str| text.parse::<Selector>().unwrap();
+    let custom = Scorer::custom(FarFromMean);
+    let custom = Selector { sinks: 2, recent: 4, ..Selector::new(custom) };
     let settings = [
-        ("snapkv", 48, 64, Element::Bf16),
-        ("snapkv-kvpress", 80, 1024, Element::F32),
-        ("observation(window=8,kernel=5,order=pool-then-group)+sinks(2)", 11, 5, Element::F16),
+        (named("snapkv"), 48, 64, Element::Bf16),
+        (named("snapkv-kvpress"), 80, 1024, Element::F32),
+        (
+            named("observation(window=8,kernel=5,order=pool-then-group)+sinks(2)"),
+            11,
+            5,
+            Element::F16,
+        ),
         // A score block that outweighs what is kept: the peak is in scoring.
-        ("observation(window=8,kernel=5,order=pool-then-group)", 9, 1024, Element::Bf16),
-        ("streaming", 7, 64, Element::Bf16),
-        ("none", 7, 64, Element::Bf16),
+        (named("observation(window=8,kernel=5,order=pool-then-group)"), 9, 1024, Element::Bf16),
+        (named("streaming"), 7, 64, Element::Bf16),
+        (named("none"), 7, 64, Element::Bf16),
+        (custom, 12, 40, Element::F32),
     ];
-    let one = |kind: ScheduleKind, chunk, (selector, budget, block, element): (&str, _, _, _)| {
-        RunConfig {
-            schedule: kind.with_chunk(NonZeroUsize::new(chunk).unwrap()),
-            selector: selector.parse().unwrap(),
-            budget,
-            score_block: NonZeroUsize::new(block).unwrap(),
-            kv: element,
-            bridge: if budget == 80 { Element::Bf16 } else { element },
-            max_new_tokens: block,
-            outputs: Outputs::LastLogits,
-            memory_limit: None,
-        }
-    };
+    let one =
+        |kind: ScheduleKind, chunk, (selector, budget, block, element): &(Selector, _, _, _)| {
+            let (budget, block, element) = (*budget, *block, *element);
+            RunConfig {
+                schedule: kind.with_chunk(NonZeroUsize::new(chunk).unwrap()),
+                selector: selector.clone(),
+                budget,
+                score_block: NonZeroUsize::new(block).unwrap(),
+                kv: element,
+                bridge: if budget == 80 { Element::Bf16 } else { element },
+                max_new_tokens: block,
+                outputs: Outputs::LastLogits,
+                memory_limit: None,
+            }
+        };
     let mut configs = Vec::new();
     for kind in ScheduleKind::ALL {
         for chunk in chunks {
-            configs.extend(settings.into_iter().map(|settings| one(kind, chunk, settings)));
+            configs.extend(settings.iter().map(|settings| one(kind, chunk, settings)));
         }
     }
     configs

@@ -222,6 +222,17 @@ pub trait Backend: Send + Sync {
         out: &mut [f32],
     ) -> Result<(), BackendError>;
 
+    /// Reads keys (after rotation) and values of positions `keys`, which are not
+    /// none, into `k` and `v`, `[Hkv, keys.len(), D]` each, for scorers that are
+    /// no part of the backend. The numbers are there on return.
+    fn read_kv(
+        &self,
+        active: &ActiveKv<Self>,
+        keys: Range<usize>,
+        k: &mut [f32],
+        v: &mut [f32],
+    ) -> Result<(), BackendError>;
+
     /// Copies the rows of `retained.positions` out of `active`, bits unchanged.
     fn gather(
         &self,

@@ -92,7 +92,14 @@ pub struct Generate<'s, 'e, B: Backend> {
 }
 
 impl<'e, B: Backend> Session<'e, B> {
-    /// Starts the answer.
+    /// Starts an answer, at what has been read: the prompt and every token fed
+    /// since. The repetition penalty looks at all of that; presence and frequency
+    /// at this answer alone.
+    ///
+    /// A token is fed when the one after it is asked for. An answer that ended with
+    /// [`FinishReason::Length`], in a stop string or by being dropped has therefore
+    /// not fed its last token; [`Session::feed`] it before another answer is to
+    /// follow.
     ///
     /// # Errors
     /// As [`GenerateConfig::validate`], and for a stop string that is empty.
@@ -102,6 +109,7 @@ impl<'e, B: Backend> Session<'e, B> {
         let stops = StopMatcher::new(config.stop)?;
         let mut sampler = Sampler::new(config.sample)?;
         sampler.read(self.prompt());
+        sampler.read(self.fed());
         Ok(Generate {
             session: self,
             sampler,

@@ -206,6 +206,7 @@ impl<'a, B: Backend> Run<'a, B> {
             accountant: self.accountant,
             shape,
             config: self.config,
+            layer,
             selection: &self.selections[layer],
             active: self.caches.active(layer)?,
         };

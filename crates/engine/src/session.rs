@@ -22,6 +22,7 @@ pub struct Session<'e, B: Backend> {
     work: Workspace<B>,
     logits: Charged<B::Buffer>,
     tokens: Charged<Vec<u32>>,
+    fed: Vec<u32>,
     accountant: Accountant,
     plan: Plan,
     config: RunConfig,
@@ -47,6 +48,7 @@ impl<'e, B: Backend> Session<'e, B> {
             work,
             logits,
             tokens,
+            fed: Vec::new(),
             accountant,
             plan,
             config,
@@ -68,6 +70,11 @@ impl<'e, B: Backend> Session<'e, B> {
     /// Tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Tokens fed since the prompt was read, of answers or otherwise.
+    pub fn fed(&self) -> &[u32] {
+        &self.fed
     }
 
     /// Retained cache of every layer.
@@ -136,6 +143,7 @@ impl<'e, B: Backend> Session<'e, B> {
         backend.decode(self.engine.weights()?, row, &mut self.work, &mut self.logits)?;
         backend.sync()?;
         self.tail_row += 1;
+        self.fed.push(token);
         Ok(())
     }
 }

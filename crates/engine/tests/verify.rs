@@ -213,6 +213,10 @@ impl Backend for Toy {
         Ok(())
     }
 
+    fn read_kv(&self, _: &ActiveKv<Self>, _: Range<usize>, _: &mut [f32], _: &mut [f32]) -> Done {
+        panic!("the checks score with `score_block`")
+    }
+
     fn gather(&self, active: &ActiveKv<Self>, retained: &mut RetainedKv<Self>) -> Done {
         let heads = retained.kept.n_heads();
         let head_dim = active.k.len() / active.capacity / heads;

@@ -36,6 +36,11 @@ pub fn observation(shape: &Shape, window: usize) -> u64 {
     buffer(product(&[shape.n_heads, window, shape.head_dim + 2, size_of::<f32>()]))
 }
 
+/// Keys and values `[Hkv, n, D]` of a block and their scores `[Hkv, n]`, f32.
+pub fn key_block(shape: &Shape, n_keys: usize) -> u64 {
+    product(&[shape.n_kv_heads, n_keys, 2 * shape.head_dim + 1, size_of::<f32>()])
+}
+
 /// Retained keys of one layer, `[rows, D]` flattened over heads; values take
 /// the same. `rows` is the sum over KV heads.
 pub fn retained_half(shape: &Shape, element: Element, rows: usize) -> u64 {

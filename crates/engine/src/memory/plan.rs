@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::error::Error;
 use crate::model::Shape;
 use crate::schedule::{Schedule, Step};
-use crate::select::SelectionLayout;
+use crate::select::{LayerContext, ScoreRows, ScoreSource, SelectionLayout};
 
 /// Bytes of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +189,8 @@ impl Fold {
         let add = |live: &mut Breakdown, component, bytes| {
             live[component] = u64::saturating_add(live[component], bytes);
         };
-        let scratch = selection.bytes().saturating_add(score_block_bytes(shape, config, selection));
+        let scratch =
+            selection.bytes().saturating_add(score_block_bytes((shape, layer), config, selection));
         add(&mut scoring, Component::Scratch, scratch);
         add(&mut scoring, Component::Positions, selection.positions_bytes());
 
@@ -230,17 +231,26 @@ impl Fold {
     }
 }
 
-/// Bytes of the score block that one layer's selection reads, `[rows, bs]` f32.
+/// Bytes of what one layer's selection reads: a score block `[rows, bs]` f32, or,
+/// for a scorer of keys and values, a block of all three and what the scorer
+/// holds.
 pub(crate) fn score_block_bytes(
-    shape: &Shape,
+    (shape, layer): (&Shape, usize),
     config: &RunConfig,
     selection: &SelectionLayout,
 ) -> u64 {
     let keys = selection.scored_keys().len().min(config.score_block.get());
-    let rows = match selection.score_rows() {
+    let rows = match selection.score_source() {
         None => 0,
-        Some(crate::select::ScoreRows::Grouped(_)) => shape.n_kv_heads,
-        Some(crate::select::ScoreRows::PerQueryHead) => shape.n_heads,
+        Some(ScoreSource::Window(ScoreRows::Grouped(_))) => shape.n_kv_heads,
+        Some(ScoreSource::Window(ScoreRows::PerQueryHead)) => shape.n_heads,
+        Some(ScoreSource::Keys) => {
+            let n_tokens = selection.n_tokens();
+            let layer = LayerContext::new(shape, layer, n_tokens);
+            let held = config.selector.scorer.key_scorer().map_or(0, |s| s.layer_bytes(&layer));
+            let block = layout::key_block(shape, n_tokens.min(config.score_block.get()));
+            return block.saturating_add(held);
+        }
     };
     layout::product(&[rows, keys, size_of::<f32>()])
 }

@@ -70,7 +70,8 @@ impl Sampler {
         })
     }
 
-    /// Tells the sampler the prompt, of which repetition takes account.
+    /// Tells the sampler what was read before the answer, in order: the prompt, then
+    /// what followed it. Repetition takes account of it.
     pub fn read(&mut self, prompt: &[u32]) {
         self.history.push_prompt(prompt);
     }

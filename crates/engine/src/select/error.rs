@@ -87,6 +87,33 @@ pub enum SelectError {
         value: f32,
     },
 
+    /// A scorer of the caller's own gave a score that is NaN or infinite, or left
+    /// one out.
+    #[error(
+        "scorer `{scorer}` gave position {position} of KV head {head} the score {value}; \
+         a scorer has to write every score, and each must be finite"
+    )]
+    FaultyScorer {
+        /// Name of the scorer.
+        scorer: String,
+        /// KV head.
+        head: usize,
+        /// Absolute position of the key.
+        position: usize,
+        /// The value; NaN where none was written.
+        value: f32,
+    },
+
+    /// The text form of a selector with a scorer from outside the library.
+    #[error(
+        "selector `{text}` names a scorer that a program brought along; \
+         it can be set by that program only, not by its name"
+    )]
+    CustomScorer {
+        /// The whole text.
+        text: String,
+    },
+
     /// A part of the text form is not of the shape `name` or `name(...)`.
     #[error("`{part}` in selector `{text}` is not of the form name or name(key=value,...)")]
     Malformed {

@@ -4,8 +4,8 @@
 use super::budget::check_positions;
 use super::topk::{Candidate, TopK};
 use super::{
-    Granularity, GroupReduce, HeadBudget, Mandatory, PoolOrder, Pooling, PoolingLayout, Scorer,
-    SelectError, Selector,
+    Granularity, GroupReduce, HeadBudget, Mandatory, Pool, PoolOrder, Pooling, PoolingLayout,
+    Scorer, SelectError, Selector,
 };
 use crate::position::Pos;
 use std::ops::Range;
@@ -31,15 +31,25 @@ pub enum ScoreRows {
     PerQueryHead,
 }
 
+/// Who gives the scores of a selection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScoreSource {
+    /// The backend, from the observation window, with these rows.
+    Window(ScoreRows),
+    /// A [`super::KeyScorer`], from keys and values: `[Hkv, len]`.
+    Keys,
+}
+
 /// The score stream that a selection has to be fed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Scoring {
-    /// Queries the scores come from, W.
+    /// Queries the scores come from, W; 0 where they come from keys and values.
     window: usize,
     /// Scored positions are `0..end`. For an observation window that is the
     /// prefix, S - W: window scores must not leak into the prefix by pooling.
     end: usize,
-    rows: ScoreRows,
+    source: ScoreSource,
     pooling: PoolingLayout,
 }
 
@@ -111,7 +121,7 @@ impl SelectionLayout {
     }
 
     /// W, the number of last queries that the scores come from; 0 when no scores
-    /// are needed.
+    /// are needed, or none from queries.
     pub fn window(&self) -> usize {
         self.scoring.map_or(0, |scoring| scoring.window)
     }
@@ -122,9 +132,14 @@ impl SelectionLayout {
         0..self.scoring.map_or(0, |scoring| scoring.end)
     }
 
-    /// Rows of the score blocks, or `None` when no scores are needed.
-    pub fn score_rows(&self) -> Option<ScoreRows> {
-        self.scoring.map(|scoring| scoring.rows)
+    /// Who gives the scores, or `None` when none are needed.
+    pub fn score_source(&self) -> Option<ScoreSource> {
+        self.scoring.map(|scoring| scoring.source)
+    }
+
+    /// S, tokens of the prompt.
+    pub fn n_tokens(&self) -> usize {
+        self.mandatory.n_tokens
     }
 }
 
@@ -136,7 +151,7 @@ fn resolve_mandatory(selector: &Selector, budget: usize, n_tokens: usize) -> Man
         return Mandatory { sinks_end: 0, tail_start: 0, n_tokens };
     }
     match selector.scorer {
-        Scorer::Observation(_) | Scorer::KeepAll => mandatory,
+        Scorer::Observation(_) | Scorer::KeepAll | Scorer::Custom(_) => mandatory,
         Scorer::Recency => {
             let recent = budget - mandatory.sinks_end;
             Mandatory { tail_start: n_tokens - recent, ..mandatory }
@@ -146,12 +161,14 @@ fn resolve_mandatory(selector: &Selector, budget: usize, n_tokens: usize) -> Man
 
 /// The score stream of a selector that has something to choose.
 fn scoring(selector: &Selector, dims: SelectionDims) -> Option<Scoring> {
-    let Scorer::Observation(observation) = selector.scorer else {
-        return None;
-    };
     // The heaps below are the shape of this product; another one is another
     // shape.
     let (HeadBudget::PerHead, Granularity::Token) = (selector.heads, selector.unit);
+    let observation = match selector.scorer {
+        Scorer::Observation(observation) => observation,
+        Scorer::Custom(_) => return Some(key_scoring(selector, dims)),
+        Scorer::Recency | Scorer::KeepAll => return None,
+    };
     let (score_rows, rows) = match observation.order {
         PoolOrder::GroupThenPool => (ScoreRows::Grouped(observation.group), 1),
         PoolOrder::PoolThenGroup => (ScoreRows::PerQueryHead, dims.group),
@@ -159,7 +176,7 @@ fn scoring(selector: &Selector, dims: SelectionDims) -> Option<Scoring> {
     Some(Scoring {
         window: observation.window,
         end: dims.n_tokens - observation.window,
-        rows: score_rows,
+        source: ScoreSource::Window(score_rows),
         pooling: PoolingLayout {
             pool: observation.pool,
             kernel: observation.kernel,
@@ -168,6 +185,22 @@ fn scoring(selector: &Selector, dims: SelectionDims) -> Option<Scoring> {
             rows,
         },
     })
+}
+
+/// Scores from keys and values: one row per KV head, taken as they are.
+fn key_scoring(selector: &Selector, dims: SelectionDims) -> Scoring {
+    Scoring {
+        window: 0,
+        end: selector.mandatory(dims.n_tokens).tail_start,
+        source: ScoreSource::Keys,
+        pooling: PoolingLayout {
+            pool: Pool::Max,
+            kernel: 1,
+            reduce: GroupReduce::Max,
+            kv_heads: dims.kv_heads,
+            rows: 1,
+        },
+    }
 }
 
 fn scratch_bytes(scoring: Option<Scoring>, kv_heads: usize, chosen: usize) -> Option<u64> {
@@ -222,7 +255,7 @@ impl Selection {
     }
 
     /// Takes the scores of the next positions, `[rows, keys.len()]` row-major
-    /// with rows as [`SelectionLayout::score_rows`] says, before pooling. How
+    /// with rows as [`SelectionLayout::score_source`] says, before pooling. How
     /// the scored positions are cut into blocks does not change the result.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The selector as a product of values, its presets and its mandatory set.
 
-use super::SelectError;
+use super::{CustomScorer, SelectError};
 
 /// Which positions of a layer survive: a product of independent values, plus a
 /// mandatory set that is kept whatever the scores say.
@@ -37,7 +37,7 @@ pub struct Selector {
 }
 
 /// What a position is worth.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scorer {
     /// Attention of the prompt's last queries (SnapKV).
@@ -46,6 +46,9 @@ pub enum Scorer {
     Recency,
     /// Every position is kept, whatever the budget.
     KeepAll,
+    /// Keys and values, by a scorer from outside this crate; see
+    /// [`Scorer::custom`].
+    Custom(CustomScorer),
 }
 
 /// Scores from the attention probabilities of the prompt's last W queries over
@@ -148,7 +151,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "streaming",
         summary: "the first 4 tokens and the most recent ones (StreamingLLM, true positions)",
-        selector: Selector { sinks: 4, ..Selector::new(Scorer::Recency) },
+        selector: Selector::with_sinks(Scorer::Recency, 4),
     },
     Preset {
         name: "recent",
@@ -192,12 +195,17 @@ impl Selector {
     /// `scorer` with uniform layers, per-head budgets, single tokens and nothing
     /// mandatory beyond what the scorer itself needs.
     pub const fn new(scorer: Scorer) -> Self {
+        Selector::with_sinks(scorer, 0)
+    }
+
+    // A constant cannot be made from parts of another: those have destructors.
+    const fn with_sinks(scorer: Scorer, sinks: usize) -> Self {
         Selector {
             scorer,
             layers: LayerBudget::Uniform,
             heads: HeadBudget::PerHead,
             unit: Granularity::Token,
-            sinks: 0,
+            sinks,
             recent: 0,
         }
     }
@@ -217,7 +225,7 @@ impl Selector {
         let &Selector { sinks, recent, .. } = self;
         match self.scorer {
             Scorer::Observation(observation) => observation.validate(),
-            Scorer::Recency => Ok(()),
+            Scorer::Recency | Scorer::Custom(_) => Ok(()),
             Scorer::KeepAll if sinks > 0 || recent > 0 => {
                 Err(SelectError::MandatoryWithoutEviction { sinks, recent })
             }
@@ -243,7 +251,7 @@ impl Selector {
             Scorer::Observation(observation) => observation.window.max(self.recent),
             // A recency window of nothing would keep the sinks only.
             Scorer::Recency => self.recent.max(1),
-            Scorer::KeepAll => self.recent,
+            Scorer::KeepAll | Scorer::Custom(_) => self.recent,
         }
     }
 }

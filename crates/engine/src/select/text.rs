@@ -3,7 +3,8 @@
 //! `head + modifier + ...`, where the head is a preset or a scorer, with
 //! parameters where it has some, and modifiers set the other values. Printing
 //! gives the preset's name if the value is a preset, else the explicit form
-//! without the parts that say nothing new.
+//! without the parts that say nothing new. A scorer from outside this crate is
+//! printed as `custom(NAME)` and cannot be read: text brings no code along.
 
 use super::{
     Granularity, GroupReduce, HeadBudget, LayerBudget, Observation, PRESETS, Pool, PoolOrder,
@@ -52,10 +53,11 @@ impl fmt::Display for Selector {
         // stop matching when there are others.
         let (LayerBudget::Uniform, HeadBudget::PerHead, Granularity::Token) =
             (self.layers, self.heads, self.unit);
-        match self.scorer {
+        match &self.scorer {
             Scorer::Observation(observation) => write!(f, "{observation}")?,
             Scorer::Recency => f.write_str("recency")?,
             Scorer::KeepAll => f.write_str("none")?,
+            Scorer::Custom(custom) => write!(f, "{custom}")?,
         }
         for (name, count) in [("sinks", self.sinks), ("recent", self.recent)] {
             if count > 0 {
@@ -183,6 +185,7 @@ fn parse_head(text: &str, part: &Part<'_>) -> Result<Selector, SelectError> {
     let start = match part.name {
         "observation" => Selector::new(Scorer::Observation(Observation::SNAPKV)),
         "recency" => Selector::new(Scorer::Recency),
+        "custom" => return Err(SelectError::CustomScorer { text: text.to_owned() }),
         name => Selector::preset(name).cloned().ok_or_else(|| {
             let presets = PRESETS.iter().map(|preset| preset.name);
             let legal: Vec<_> = presets.chain(["observation(...)", "recency"]).collect();
@@ -198,7 +201,9 @@ fn parse_head(text: &str, part: &Part<'_>) -> Result<Selector, SelectError> {
             let scorer = Scorer::Observation(part.observation(text, observation)?);
             Ok(Selector { scorer, ..start })
         }
-        Scorer::Recency | Scorer::KeepAll => part.no_arguments().map(|()| start),
+        Scorer::Recency | Scorer::KeepAll | Scorer::Custom(_) => {
+            part.no_arguments().map(|()| start)
+        }
     }
 }
 

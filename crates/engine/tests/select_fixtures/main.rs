@@ -61,7 +61,7 @@ fn check_expected(
     let strict = ties_are_strict(case, expected);
     for block in block_sizes(case) {
         let place = format!("{} {} bs {block}", case.name, expected.id);
-        if let (Some(want), Scorer::Observation(o)) = (&expected.scores, selector.scorer) {
+        if let (Some(want), Scorer::Observation(o)) = (&expected.scores, &selector.scorer) {
             let tolerance = score_tolerance(case, o.kernel);
             let got = pipeline.pooled(case, selector, block);
             assert_eq!(got.len(), want.len(), "{place}");

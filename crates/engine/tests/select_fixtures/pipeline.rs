@@ -6,8 +6,8 @@ use crate::scorer::RawScores;
 use std::ops::Range;
 use tidekv::position::Pos;
 use tidekv::select::{
-    GroupReduce, Observation, Pool, PoolOrder, Pooling, PoolingLayout, ScoreRows, Scorer,
-    Selection, SelectionLayout, Selector, reduce_group,
+    GroupReduce, Observation, Pool, PoolOrder, Pooling, PoolingLayout, ScoreRows, ScoreSource,
+    Scorer, Selection, SelectionLayout, Selector, reduce_group,
 };
 
 /// Something that pools and selects. `block` is bs.
@@ -19,8 +19,8 @@ pub trait Pipeline {
 }
 
 fn observation(selector: &Selector) -> Observation {
-    match selector.scorer {
-        Scorer::Observation(observation) => observation,
+    match &selector.scorer {
+        Scorer::Observation(observation) => *observation,
         other => panic!("{other:?} has no scores"),
     }
 }
@@ -87,7 +87,7 @@ impl Pipeline for Streaming<'_> {
         let selector = (self.edit)(selector.clone());
         let layout = SelectionLayout::new(&selector, case.dims, budget).unwrap();
         let mut selection = Selection::new(layout);
-        if let Some(rows) = layout.score_rows() {
+        if let Some(ScoreSource::Window(rows)) = layout.score_source() {
             for keys in blocks(layout.scored_keys().end, block) {
                 let scores = self.rows(case, rows, keys.clone());
                 selection.push(keys, &scores).unwrap();

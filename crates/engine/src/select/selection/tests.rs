@@ -138,9 +138,9 @@ proptest! {
         for n_tokens in 1..=observation.window + budget + 2 {
             let dims = SelectionDims { n_tokens, kv_heads, group };
             let layout = SelectionLayout::new(&selector, dims, budget).unwrap();
-            let rows = match layout.score_rows() {
-                Some(ScoreRows::PerQueryHead) => kv_heads * group,
-                Some(ScoreRows::Grouped(_)) | None => kv_heads,
+            let rows = match layout.score_source() {
+                Some(ScoreSource::Window(ScoreRows::PerQueryHead)) => kv_heads * group,
+                _ => kv_heads,
             };
             let raw = Raw::seeded(rows, layout.scored_keys().len(), seed);
             prop_assert_eq!(layout.needs_scores(), n_tokens > budget && layout.chosen > 0);
@@ -230,12 +230,14 @@ fn the_layout_says_what_to_score() {
     let snapkv = layout("snapkv");
     assert!(snapkv.needs_scores());
     assert_eq!((snapkv.window(), snapkv.scored_keys()), (32, 0..68));
-    assert_eq!(snapkv.score_rows(), Some(ScoreRows::Grouped(GroupReduce::Mean)));
+    let grouped = ScoreSource::Window(ScoreRows::Grouped(GroupReduce::Mean));
+    assert_eq!(snapkv.score_source(), Some(grouped));
     let pooled_first = layout("snapkv(order=pool-then-group)+recent(40)");
     // Positions 60..68 are kept anyway but their scores pool into the prefix.
     assert_eq!((pooled_first.window(), pooled_first.scored_keys()), (32, 0..68));
-    assert_eq!(pooled_first.score_rows(), Some(ScoreRows::PerQueryHead));
-    assert_eq!(layout("streaming").score_rows(), None);
+    let per_query_head = ScoreSource::Window(ScoreRows::PerQueryHead);
+    assert_eq!(pooled_first.score_source(), Some(per_query_head));
+    assert_eq!(layout("streaming").score_source(), None);
 }
 
 /// Bytes that a selection really holds.
@@ -257,7 +259,8 @@ fn memory_is_the_layouts_and_does_not_grow_or_depend_on_the_prompt() {
             let layout = SelectionLayout::new(&selector, dims, 128).unwrap();
             let mut selection = Selection::new(layout);
             assert_eq!(allocated(&selection), layout.bytes(), "{text}");
-            let rows = if layout.score_rows() == Some(ScoreRows::PerQueryHead) { 6 } else { 3 };
+            let per_query_head = Some(ScoreSource::Window(ScoreRows::PerQueryHead));
+            let rows = if layout.score_source() == per_query_head { 6 } else { 3 };
             let end = layout.scored_keys().end;
             if layout.needs_scores() {
                 let raw = Raw::seeded(rows, end, 3);
