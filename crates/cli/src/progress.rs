@@ -55,7 +55,7 @@ impl Extent {
                 n_tokens.div_ceil(chunk)
             ),
             Step::Evict { .. } => format!("layer {layer_number}/{n_layers} · compress"),
-            Step::Embed { .. } | Step::Head { .. } => step.name().to_owned(),
+            _ => step.name().to_owned(),
         }
     }
 }

@@ -35,6 +35,7 @@ pub trait Sizes: Send + Sync {
 
 /// Errors of a backend.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BackendError {
     /// The system has no memory left for a buffer.
     #[error("the system refused {bytes} bytes; use a smaller chunk, budget or prompt")]

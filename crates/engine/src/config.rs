@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 
 /// What a prefill hands back besides the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Outputs {
     /// Logits of the last token. The last layer then computes K/V of all tokens
     /// and the rest for that token only.
@@ -23,6 +24,28 @@ pub enum Outputs {
 }
 
 /// Settings of one run.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+/// use tidekv::schedule::ScheduleKind;
+/// use tidekv::{Element, RunConfig};
+///
+/// // The defaults: TideKV's schedule, 2,048 tokens at a time, 4,096 positions kept.
+/// let config = RunConfig::default();
+/// assert_eq!((config.selector.to_string(), config.budget), ("snapkv".to_owned(), 4096));
+///
+/// let chunk = NonZeroUsize::new(512).ok_or("a chunk of nothing")?;
+/// let config = RunConfig {
+///     schedule: ScheduleKind::Tide.with_chunk(chunk),
+///     selector: "snapkv+sinks(4)".parse()?,
+///     budget: 1024,
+///     kv: Element::F16,
+///     memory_limit: Some(4 << 30),
+///     ..RunConfig::default()
+/// };
+/// assert!(config.schedule.evicts());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunConfig {
     /// Order, chunking and eviction.
@@ -73,7 +96,7 @@ impl Default for RunConfig {
 
 impl RunConfig {
     /// The selector in effect: a schedule that never evicts keeps everything.
-    pub fn effective_selector(&self) -> Cow<'_, Selector> {
+    pub(crate) fn effective_selector(&self) -> Cow<'_, Selector> {
         match self.schedule.evicts() {
             true => Cow::Borrowed(&self.selector),
             false => Cow::Owned(Selector::new(Scorer::KeepAll)),

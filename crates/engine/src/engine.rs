@@ -16,6 +16,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model file, opened and described, not yet on a device.
+///
+/// ```
+/// use tidekv::Model;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// // A GGUF file, any part of a split one, or a Hugging Face directory.
+/// let model = Model::open(&path, None)?;
+/// let shape = &model.spec.shape;
+/// assert_eq!((shape.n_layers, shape.n_kv_heads, shape.head_dim), (3, 2, 16));
+///
+/// // Matrices stay in the file; norm vectors and biases are held.
+/// let bytes = model.weight_bytes();
+/// assert!(bytes.held < bytes.mapped);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Model {
     /// Architecture and dimensions.
     pub spec: ModelSpec,
@@ -110,6 +126,26 @@ impl<B: Backend> Engine<B> {
 
     /// Reads a prompt. The plan is checked first; a run that starts stays
     /// within its memory limit.
+    ///
+    /// ```
+    /// use tidekv::{Engine, Error, Model, RunConfig, Unobserved};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("model.gguf");
+    /// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+    /// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+    /// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+    /// let prompt = [1, 2, 3, 4];
+    /// let session = engine.prefill(&prompt, &RunConfig::default(), &mut Unobserved)?;
+    /// assert_eq!(session.next_position().index(), 4);
+    ///
+    /// // A run that does not fit is refused before anything is computed.
+    /// let tight = RunConfig { memory_limit: Some(1000), ..RunConfig::default() };
+    /// match engine.prefill(&prompt, &tight, &mut Unobserved) {
+    ///     Err(Error::Refused(refusal)) => assert!(refusal.plan.peak_bytes() > 1000),
+    ///     _ => panic!("not refused"),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// A bad prompt, [`Error::Refused`], [`Error::Cancelled`] by the observer, or

@@ -9,6 +9,7 @@ use tidekv_format::FormatError;
 
 /// Errors of the engine.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The file is damaged or not a model.
     #[error(transparent)]

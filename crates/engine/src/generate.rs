@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FinishReason {
     /// An end-of-sequence token or a stop string.
     Stop,
@@ -30,7 +31,35 @@ impl FinishReason {
     }
 }
 
-/// Settings of an answer.
+/// Settings of an answer. By default the likeliest token is taken, until the model
+/// ends the answer or [`crate::RunConfig::max_new_tokens`] are there.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use tidekv::{Engine, FinishReason, GenerateConfig, Model, RunConfig, SampleConfig, Unobserved};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+/// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+/// let mut session = engine.prefill(&[1, 2, 3], &RunConfig::default(), &mut Unobserved)?;
+/// let stop_it = Arc::new(AtomicBool::new(false));
+/// let mut answer = session.generate(GenerateConfig {
+///     sample: SampleConfig { temperature: 0.8, top_p: 0.95, seed: 7, ..SampleConfig::default() },
+///     stop: vec!["\n\n".to_owned()],
+///     logprobs: Some(3),
+///     cancel: Arc::clone(&stop_it), // may be set by another thread
+/// })?;
+/// if let Some(piece) = answer.next() {
+///     let logprobs = piece?.logprobs.ok_or("not asked for")?;
+///     assert_eq!(logprobs.top.len(), 3);
+/// }
+/// stop_it.store(true, Ordering::Relaxed);
+/// answer.by_ref().for_each(drop);
+/// assert_eq!(answer.finish_reason(), Some(FinishReason::Cancelled));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct GenerateConfig {
     /// Choice of tokens.

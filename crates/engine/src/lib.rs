@@ -18,6 +18,62 @@
 //!   [`memory::Accountant`] what it did; they agree to the byte.
 //! - An [`Observer`] sees every step and may cancel.
 //!
+//! ```
+//! use tidekv::text::Specials;
+//! use tidekv::{Engine, GenerateConfig, Model, RunConfig, Unobserved};
+//! use tidekv_cpu::{Cpu, CpuConfig};
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("model.gguf");
+//! # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+//! // A file, then a model on a device. Both serve any number of prompts.
+//! let model = Model::open(&path, None)?;
+//! let engine = Engine::new(model, Cpu::new(CpuConfig::default())?)?;
+//! let text = "The tide comes in twice a day. ".repeat(20);
+//! let prompt = engine.tokenizer().encode(&text, Specials::AsText)?;
+//!
+//! // What decides result and memory is a value, and the plan follows from it.
+//! let config = RunConfig { budget: 100, max_new_tokens: 8, ..RunConfig::default() };
+//! let plan = engine.plan(&config, prompt.len())?;
+//!
+//! // The prompt is read, one layer after the other, and 100 positions are left of
+//! // each layer and KV head. The ledger says what the plan said.
+//! let mut session = engine.prefill(&prompt, &config, &mut Unobserved)?;
+//! assert_eq!(session.retained()[0].kept.head(0).len(), 100);
+//! assert_eq!(session.accountant().peak().bytes.total(), plan.peak_bytes());
+//!
+//! // The answer comes in pieces of text.
+//! let mut answer = String::new();
+//! for piece in session.generate(GenerateConfig::default())? {
+//!     answer += &piece?.text;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `examples/` has whole programs: an answer from a document, a scorer of one's own,
+//! a timeline with a deadline, a plan that chooses the settings.
+//!
+//! # Where to extend it
+//!
+//! - What is kept: [`select::Selector`] is a product of values; a
+//!   [`select::KeyScorer`] ranks positions by code of one's own.
+//! - What is watched: an [`Observer`], with a [`Tap`] for the numbers.
+//! - Where it runs: a [`Backend`] and its [`backend::Sizes`]; `tidekv-cpu` is one,
+//!   [`dry`] another that computes nothing.
+//!
+//! # Units, errors, growth
+//!
+//! Sizes are bytes, lengths are tokens, positions are absolute and from 0; shapes
+//! are written `[rows, cols]` with the letters of [`model::Shape`]. Every failure
+//! that a caller, a file or a machine can cause is an [`enum@Error`] with the numbers
+//! and what can be done; a panic is a broken contract, named under "Panics". The
+//! crate has no features, every public item is documented, and there is no unsafe
+//! code.
+//!
+//! Enums that users only receive or name may grow and are `non_exhaustive`; those
+//! that a backend must handle to the last value are not, so that one that does not
+//! fails to compile. Settings are written `RunConfig { budget: 512,
+//! ..RunConfig::default() }`, which goes on compiling when fields are added.
+//!
 //! The path of a prompt through the modules: [`text`], [`memory`], `prefill`
 //! over [`schedule`], [`bridge`], the backend's layer verbs ([`backend`]),
 //! [`cache`], `compress` with [`select`], [`sample`], [`generate`].
@@ -57,3 +113,5 @@ pub use observe::{Observer, Progress, Tap, Unobserved};
 pub use position::{Pos, Row};
 pub use sample::{SampleConfig, Sampler};
 pub use session::Session;
+/// Model files as checked tables of tensors, and what can be wrong with them.
+pub use tidekv_format as format;

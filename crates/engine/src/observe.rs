@@ -32,6 +32,32 @@ pub trait Tap {
 }
 
 /// Sees every step of a prefill.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use tidekv::schedule::Step;
+/// use tidekv::{Engine, Error, Model, Observer, Progress, RunConfig, Tap};
+///
+/// /// Stops a prefill half-way.
+/// struct Half;
+///
+/// impl Observer for Half {
+///     fn before(&mut self, _: &Step, progress: &Progress, _: &dyn Tap) -> ControlFlow<()> {
+///         match progress.done < progress.total / 2.0 {
+///             true => ControlFlow::Continue(()),
+///             false => ControlFlow::Break(()),
+///         }
+///     }
+/// }
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+/// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+/// let run = engine.prefill(&[1, 2, 3], &RunConfig::default(), &mut Half);
+/// assert!(matches!(run, Err(Error::Cancelled)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Observer {
     /// Called before a step. `Break` cancels the run: its memory is released
     /// and the caller gets [`crate::Error::Cancelled`].

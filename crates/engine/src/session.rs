@@ -14,6 +14,30 @@ use crate::position::Pos;
 use crate::prefill::Prefilled;
 
 /// The compressed cache of a prompt, with room for new tokens.
+///
+/// [`Session::generate`] makes an answer of it. With [`Session::feed`] and
+/// [`Session::logits`] the same can be done by hand:
+///
+/// ```
+/// use tidekv::{Engine, Model, RunConfig, Unobserved};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+/// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+/// let prompt: Vec<u32> = (0..200).collect();
+/// let config = RunConfig { budget: 64, max_new_tokens: 3, ..RunConfig::default() };
+/// let mut session = engine.prefill(&prompt, &config, &mut Unobserved)?;
+/// while session.room() > 0 {
+///     let logits = session.logits(); // [vocab]
+///     let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+///     session.feed(likeliest.ok_or("no logits")? as u32)?;
+/// }
+/// // 64 positions of the prompt are left, and the answer still begins at 200.
+/// assert_eq!(session.retained()[0].kept.head(0).len(), 64);
+/// assert_eq!((session.fed().len(), session.next_position().index()), (3, 203));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Session<'e, B: Backend> {
     engine: &'e Engine<B>,
     retained: Vec<RetainedKv<B>>,

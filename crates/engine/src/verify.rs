@@ -125,6 +125,7 @@ impl fmt::Display for Verdict {
 /// What is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Numbers {
     /// Embeddings or a layer's output, `[S, d_model]`.
     Hidden,

@@ -45,7 +45,7 @@ impl<B: Backend> ActiveKv<B> {
 
     /// The same memory for another layer. Rows beyond `len` are never read, so
     /// nothing is cleared.
-    pub fn emptied(self) -> Self {
+    pub(crate) fn emptied(self) -> Self {
         ActiveKv { len: 0, ..self }
     }
 }

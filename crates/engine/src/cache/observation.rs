@@ -38,7 +38,7 @@ impl<B: Backend> Observation<B> {
 
     /// Rows of `chunk` that belong to the window, and the window row of the
     /// first of them.
-    pub fn rows_in(&self, chunk: Span) -> Option<(Range<usize>, usize)> {
+    pub(crate) fn rows_in(&self, chunk: Span) -> Option<(Range<usize>, usize)> {
         let from = self.first.max(chunk.start);
         let rows = from.checked_sub(chunk.start)?..chunk.len;
         (!rows.is_empty()).then(|| (rows, from - self.first))

@@ -8,6 +8,7 @@ use std::ops::{Index, IndexMut};
 
 /// What a block of memory is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Component {
     /// Weights and constants held in memory (norm vectors, biases).
     Weights,
@@ -120,7 +121,7 @@ impl Breakdown {
     }
 
     /// Raises each component to the larger of both.
-    pub fn raise_to(&mut self, other: &Breakdown) {
+    pub(crate) fn raise_to(&mut self, other: &Breakdown) {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             *mine = (*mine).max(theirs);
         }

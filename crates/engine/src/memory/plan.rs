@@ -74,7 +74,30 @@ impl Plan {
     }
 }
 
-/// Plans a run of one prompt.
+/// Plans a run of one prompt. [`crate::Engine::plan`] does so for a loaded model;
+/// here the model need not exist:
+///
+/// ```
+/// use std::num::NonZeroUsize;
+/// use tidekv::RunConfig;
+/// use tidekv::memory::{Component, PlanInput, WeightBytes, plan};
+/// use tidekv::model::Shape;
+/// use tidekv_cpu::{CpuConfig, CpuSizes};
+///
+/// let four_threads = CpuConfig { threads: NonZeroUsize::new(4), tier: None };
+/// let plan = plan(&PlanInput {
+///     shape: &Shape::named("llama-3.1-8b").ok_or("no such shape")?,
+///     weights: WeightBytes { held: 1 << 20, mapped: 5 << 30 },
+///     sizes: &CpuSizes::new(&four_threads)?,
+///     config: &RunConfig::default(),
+///     n_tokens: 131_072,
+/// })?;
+/// // Hidden states of the prompt between layers, and what is left of all K/V: bytes.
+/// assert_eq!(plan.max[Component::Bridge], 1 << 30);
+/// assert_eq!(plan.retained_bytes(), 512 << 20);
+/// assert!(plan.peak_bytes() < 3 << 30);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::EmptyPrompt`], or a selector that cannot work on this prompt.

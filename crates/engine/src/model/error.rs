@@ -2,6 +2,7 @@
 
 /// Errors of reading a model from a file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModelError {
     /// The architecture is not supported.
     #[error("architecture `{found}`: not supported; supported: {supported}")]

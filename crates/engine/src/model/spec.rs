@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 
 /// Model families, by their name in GGUF files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Architecture {
     /// Llama 2/3, Mistral, SmolLM2 and others.
     Llama,

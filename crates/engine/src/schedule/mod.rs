@@ -35,6 +35,7 @@ impl Chunk {
 
 /// When a layer-major schedule evicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LayerEvict {
     /// Every row is retained.
     Never,
@@ -44,6 +45,7 @@ pub enum LayerEvict {
 
 /// When a chunk-major schedule evicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ChunkEvict {
     /// Every row is retained.
     Never,
@@ -53,7 +55,28 @@ pub enum ChunkEvict {
 
 /// Order, chunking and eviction of one prefill. Only legal forms can be
 /// written.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+/// use tidekv::schedule::ScheduleKind;
+///
+/// let chunk = NonZeroUsize::new(3).ok_or("a chunk of nothing")?;
+/// // Two layers, one prompt of five tokens: chunks of 3 and 2.
+/// let steps = |kind: ScheduleKind| {
+///     let steps = kind.with_chunk(chunk).steps(2, &[5]);
+///     steps.map(|step| step.name()).collect::<Vec<_>>().join(" ")
+/// };
+/// // Layers outermost, each compressed before the next is begun: one is active.
+/// let tide = "embed embed layer layer evict layer layer evict head";
+/// assert_eq!(steps(ScheduleKind::Tide), tide);
+/// assert_eq!(ScheduleKind::Tide.with_chunk(chunk).active_layers(2), 1);
+/// // Chunks outermost: every layer has to stay active to the end.
+/// let chunked = "embed layer layer embed layer layer evict evict head";
+/// assert_eq!(steps(ScheduleKind::ChunkedPost), chunked);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Schedule {
     /// One layer over all chunks before the next layer (Algorithm 1).
     LayerMajor {
@@ -73,6 +96,7 @@ pub enum Schedule {
 
 /// A named schedule, still without its chunk size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ScheduleKind {
     /// Whole prompt, nothing evicted: the fidelity reference.
     OneShot,

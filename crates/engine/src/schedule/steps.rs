@@ -21,6 +21,7 @@ impl Span {
 
 /// One unit of prefill work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Step {
     /// Token embeddings of a chunk go into the bridge.
     Embed {

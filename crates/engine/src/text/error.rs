@@ -4,6 +4,7 @@ use tidekv_format::FormatError;
 
 /// Errors of tokenizer, chat template and detokenizer.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TextError {
     /// A metadata value has the wrong type.
     #[error(transparent)]
