@@ -12,15 +12,16 @@
 //! of the prompt attend to.
 
 use std::error::Error;
+use std::io::Write;
 use std::path::Path;
 use tidekv::text::{ChatOptions, Message};
 use tidekv::{Engine, GenerateConfig, Model, RunConfig, Unobserved};
 use tidekv_cpu::{Cpu, CpuConfig};
 
-/// Hands the answer to `print`, piece by piece.
+/// Writes the answer to `out`, piece by piece.
 pub fn answer(
     (model, document, question): (&Path, &str, &str),
-    print: &mut dyn FnMut(&str),
+    out: &mut dyn Write,
 ) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(Model::open(model, None)?, Cpu::new(CpuConfig::default())?)?;
 
@@ -33,18 +34,29 @@ pub fn answer(
     let config = RunConfig { budget: 1024, max_new_tokens: 200, ..RunConfig::default() };
     let mut session = engine.prefill(&prompt, &config, &mut Unobserved)?;
     for piece in session.generate(GenerateConfig::default())? {
-        print(&piece?.text);
+        write!(out, "{}", piece?.text)?;
+        out.flush()?;
     }
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, document, question] = &arguments[..] else {
         return Err("usage: answer MODEL DOCUMENT QUESTION".into());
     };
     let document = std::fs::read_to_string(document)?;
-    answer((model.as_ref(), &document, question), &mut |text| print!("{text}"))?;
-    println!();
-    Ok(())
+    let mut out = std::io::stdout();
+    answer((model.as_ref(), &document, question), &mut out)?;
+    Ok(writeln!(out)?)
+}
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
 }

@@ -14,6 +14,7 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidekv::memory::{Bytes, StepMemory};
 use tidekv::schedule::Step;
@@ -83,7 +84,7 @@ pub fn timeline(
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, document, seconds] = &arguments[..] else {
         return Err("usage: observer MODEL DOCUMENT SECONDS".into());
@@ -91,4 +92,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let deadline = Duration::try_from_secs_f64(seconds.parse()?)?;
     let document = std::fs::read_to_string(document)?;
     timeline(model.as_ref(), &document, (deadline, &mut std::io::stdout()))
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -13,6 +13,7 @@ use std::error::Error;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::process::ExitCode;
 use tidekv::memory::Bytes;
 use tidekv::schedule::ScheduleKind;
 use tidekv::text::Specials;
@@ -76,7 +77,7 @@ pub fn fit(
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, document, mebibytes] = &arguments[..] else {
         return Err("usage: plan MODEL DOCUMENT MEBIBYTES".into());
@@ -84,4 +85,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let limit = mebibytes.parse::<u64>()?.checked_mul(1 << 20).ok_or("that many do not exist")?;
     let document = std::fs::read_to_string(document)?;
     fit(model.as_ref(), &document, (limit, &mut std::io::stdout()))
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;
+use std::process::ExitCode;
 use tidekv::select::{KeyBlock, KeyScorer, LayerContext, LayerScorer, Scorer, Selector};
 use tidekv::text::Specials;
 use tidekv::{Engine, Model, RunConfig, Session, Unobserved};
@@ -79,10 +80,20 @@ fn kept<'s>(session: &'s Session<'_, Cpu>) -> impl Iterator<Item = HashSet<(usiz
     })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, document] = &arguments[..] else {
         return Err("usage: scorer MODEL DOCUMENT".into());
     };
     compare(model.as_ref(), &std::fs::read_to_string(document)?, &mut std::io::stdout())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

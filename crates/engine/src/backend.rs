@@ -123,6 +123,11 @@ pub struct DecodeRow<'a, B: Backend + ?Sized> {
 }
 
 /// A device that runs layers. Shapes use the letters of [`Shape`].
+///
+/// # Errors
+/// Every verb may fail because the device does, with the [`BackendError`] that says
+/// so; a run then ends and releases its memory. What else a verb can return stands
+/// at the verb.
 pub trait Backend: Send + Sync {
     /// Device memory.
     type Buffer: Send + Sync;

@@ -3,7 +3,7 @@
 
 // clippy.toml exempts #[test] functions; the rest of a test binary is test code too.
 #![allow(clippy::unwrap_used)]
-// `main` of an example only reads arguments.
+// The command lines of examples only read arguments.
 #![allow(dead_code)]
 
 #[path = "../examples/answer.rs"]
@@ -56,17 +56,16 @@ fn written(run: impl FnOnce(&mut Vec<u8>) -> Result<(), Box<dyn std::error::Erro
 #[test]
 fn the_answer_is_in_the_document() {
     let model = models::path("smollm2-135m");
-    let mut text = String::new();
     let question = "What is the name of the keeper's dog?";
     let asked = (model.as_path(), &*document(), question);
-    answer::answer(asked, &mut |piece| text.push_str(piece)).unwrap();
+    let text = written(|out| answer::answer(asked, out));
     assert!(text.contains("Fenja"), "{text}");
 }
 
 #[test]
 fn an_example_returns_what_goes_wrong() {
     let nowhere = PathBuf::from("/no/such/model.gguf");
-    let error = answer::answer((&nowhere, "", "?"), &mut |_| panic!("an answer")).unwrap_err();
+    let error = answer::answer((&nowhere, "", "?"), &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("/no/such/model.gguf"), "{error}");
 }
 
@@ -130,11 +129,11 @@ fn the_plan_chooses_the_largest_chunk_that_fits_and_is_kept() {
     assert!(refused.to_string().contains("the limit is 1000 B"), "{refused}");
 }
 
-/// The code of `answer.rs` without its introduction and `main`.
+/// The code of `answer.rs` without its introduction and its command line.
 fn snippet() -> &'static str {
     let source = include_str!("../examples/answer.rs");
     let code = &source[source.find("use std::error::Error;").unwrap()..];
-    code[..code.find("fn main()").unwrap()].trim()
+    code[..code.find("fn run()").unwrap()].trim()
 }
 
 #[test]

@@ -105,6 +105,10 @@ impl ChatTemplate {
     }
 
     /// Renders the messages.
+    ///
+    /// # Errors
+    /// A role that is no plain name, a template that fails or asks for what it may not,
+    /// or messages that use every character a guard could be.
     pub fn render(
         &self,
         messages: &[Message],

@@ -73,6 +73,9 @@ impl<'t> DetokenizeStream<'t> {
     }
 
     /// Takes the next token. `None`: it completed no character.
+    ///
+    /// # Errors
+    /// An id that is not in the vocabulary.
     pub fn push(&mut self, id: u32) -> Result<Option<String>, TextError> {
         let mut text = String::new();
         self.push_to(id, &mut text)?;

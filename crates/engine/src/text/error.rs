@@ -141,6 +141,9 @@ pub enum TextError {
 /// `bytes` as text, or where it stops being UTF-8.
 ///
 /// A byte order mark is not removed: it is part of the text.
+///
+/// # Errors
+/// [`TextError::InvalidUtf8`] with the offset.
 pub fn text_from_bytes(bytes: &[u8]) -> Result<&str, TextError> {
     std::str::from_utf8(bytes).map_err(|error| TextError::InvalidUtf8 {
         problem: if error.error_len().is_some() {

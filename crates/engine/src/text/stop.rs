@@ -24,6 +24,9 @@ pub enum StopStep {
 
 impl StopMatcher {
     /// A matcher for these stop strings; without any, it passes everything on at once.
+    ///
+    /// # Errors
+    /// [`TextError::EmptyStopString`].
     pub fn new(stops: Vec<String>) -> Result<StopMatcher, TextError> {
         match stops.iter().position(String::is_empty) {
             Some(index) => Err(TextError::EmptyStopString { index }),

@@ -105,11 +105,17 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Builds the tokenizer of a GGUF file and checks the vocabulary against itself.
+    ///
+    /// # Errors
+    /// A vocabulary that contradicts itself, or asks for what the engine does not have.
     pub fn new(source: VocabSource) -> Result<Tokenizer, TextError> {
         Tokenizer::from_parts(gguf::parts(source)?)
     }
 
     /// Builds the tokenizer of a model directory; see [`HfTokenizerFiles`].
+    ///
+    /// # Errors
+    /// Files that cannot be read or are too large, and as [`Tokenizer::new`].
     pub fn from_hf(files: &HfTokenizerFiles) -> Result<Tokenizer, TextError> {
         Tokenizer::from_parts(hf::parts(files)?)
     }
@@ -155,12 +161,18 @@ impl Tokenizer {
     }
 
     /// What a token is for.
+    ///
+    /// # Errors
+    /// An id that is not in the vocabulary.
     pub fn kind(&self, id: u32) -> Result<TokenKind, TextError> {
         let vocab = self.vocab_len();
         self.parts.kinds.get(id as usize).copied().ok_or(TextError::TokenOutOfRange { id, vocab })
     }
 
     /// A token as the vocabulary writes it (`Ġthe`, `<|im_end|>`): for inspection, not text.
+    ///
+    /// # Errors
+    /// An id that is not in the vocabulary.
     pub fn token(&self, id: u32) -> Result<&str, TextError> {
         let vocab = self.vocab_len();
         self.parts
@@ -171,6 +183,9 @@ impl Tokenizer {
     }
 
     /// The bytes a token adds to the text: none for control tokens, perhaps part of a character.
+    ///
+    /// # Errors
+    /// An id that is not in the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Result<&[u8], TextError> {
         self.token_bytes.get(id)
     }
@@ -178,12 +193,18 @@ impl Tokenizer {
     /// Ids of a whole prompt, with BOS in front if the model wants one and the text does not begin with it.
     ///
     /// User-defined tokens are recognised in both modes, as in the models' training; they are text.
+    ///
+    /// # Errors
+    /// A byte that the vocabulary has no token for.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TextError> {
         self.encode_polled(text, specials, &mut || ControlFlow::Continue(()))
     }
 
     /// [`Tokenizer::encode`] that can be cancelled: between words, and in SentencePiece models between merges.
     /// The longest pause is one word without a border of a byte-level model: about a second per megabyte.
+    ///
+    /// # Errors
+    /// [`TextError::Cancelled`] with the bytes done, and as [`Tokenizer::encode`].
     pub fn encode_polled(
         &self,
         text: &str,
@@ -196,6 +217,9 @@ impl Tokenizer {
     }
 
     /// Ids of text that follows other tokens: never a BOS, and no blank in front that the text does not have.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
     pub fn encode_continuation(
         &self,
         text: &str,
@@ -209,6 +233,9 @@ impl Tokenizer {
     }
 
     /// The model's chat template, compiled.
+    ///
+    /// # Errors
+    /// [`TextError::NoChatTemplate`], or a source that is no template.
     pub fn chat_template(&self) -> Result<ChatTemplate, TextError> {
         let Parts { tokens, kinds, bos, first_eos, chat_template, .. } = &self.parts;
         let text_of = |id: Option<u32>| id.and_then(|id| tokens.get(id as usize)).cloned();
@@ -221,11 +248,17 @@ impl Tokenizer {
     /// Ids of a rendered chat. The template's markers become control tokens, the messages' characters never
     /// do; for messages that contain no marker the ids are those of
     /// `encode(chat.text(), Specials::Recognize)`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
     pub fn encode_chat(&self, chat: &RenderedChat) -> Result<Vec<u32>, TextError> {
         self.encode_chat_polled(chat, &mut || ControlFlow::Continue(()))
     }
 
     /// [`Tokenizer::encode_chat`] that can be cancelled; see [`Tokenizer::encode_polled`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_polled`].
     pub fn encode_chat_polled(
         &self,
         chat: &RenderedChat,
@@ -249,6 +282,9 @@ impl Tokenizer {
     /// The text of the ids. Control tokens add nothing; bytes that are not UTF-8 become U+FFFD, as
     /// [`String::from_utf8_lossy`] does it. The blank that SentencePiece models put in front of text is taken
     /// away where encoding puts it: behind BOS and other fixed strings.
+    ///
+    /// # Errors
+    /// An id that is not in the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         let mut stream = self.detokenize_stream();
         let mut text = String::new();

@@ -42,6 +42,9 @@ pub struct VocabSource {
 
 impl VocabSource {
     /// Reads the tokenizer keys. The checks against each other are [`super::Tokenizer::new`]'s.
+    ///
+    /// # Errors
+    /// A key that is missing or of another type, or a kind of vocabulary that is not known.
     pub fn from_metadata(metadata: &Metadata) -> Result<VocabSource, TextError> {
         fn required<T>(value: Option<T>, key: &'static str) -> Result<T, TextError> {
             value.ok_or(TextError::MissingKey { key })
