@@ -1,6 +1,5 @@
 //! From a model argument to a model on the CPU.
 
-use crate::flags::CpuFlags;
 use crate::interrupt::Interrupt;
 use crate::output::note;
 use anyhow::{Context, ensure};
@@ -9,7 +8,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
-use tidekv_cpu::Cpu;
+use tidekv_cpu::{Cpu, CpuConfig};
 use tidekv_fetch::{ModelRef, Progress, Pulled};
 
 /// Help text of every model argument.
@@ -113,10 +112,10 @@ fn open_path(path: &Path, rope: Option<RopeScaling>) -> anyhow::Result<Model> {
 pub fn load(
     name: &OsStr,
     rope: Option<RopeScaling>,
-    cpu: CpuFlags,
+    cpu: CpuConfig,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Engine<Cpu>> {
-    let backend = Cpu::new(cpu.config())?;
+    let backend = Cpu::new(cpu)?;
     let path = path(name, interrupt)?;
     let model = open_path(&path, rope)?;
     Engine::new(model, backend).with_context(|| path.display().to_string())

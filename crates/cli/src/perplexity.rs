@@ -91,7 +91,9 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     }
     let interrupt = Interrupt::install()?;
     let text = read_text(&args.file)?;
-    let engine = model::load(&args.model, args.storage.rope_scaling, args.cpu, &interrupt)?;
+    let storage = &args.storage;
+    let cpu = args.cpu.config(storage.precision);
+    let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
     let tokens = engine.tokenizer().encode_continuation(&text, Specials::AsText)?;
     drop(text);
     let config = args.config(&engine);

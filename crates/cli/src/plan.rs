@@ -82,7 +82,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         json.check()?;
     }
     let (shape, weights) = args.dimensions()?;
-    let sizes = CpuSizes::new(&args.cpu.config())?;
+    let sizes = CpuSizes::new(&args.cpu.config(args.run.cache.storage.precision))?;
     let config = args.run.config();
     let n_tokens = args.tokens.get();
     ensure!(

@@ -84,8 +84,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     args.check_outputs()?;
     let interrupt = Interrupt::install()?;
     let source = args.prompt.read()?;
-    let engine =
-        model::load(&args.model, args.run.cache.storage.rope_scaling, args.cpu, &interrupt)?;
+    let storage = &args.run.cache.storage;
+    let cpu = args.cpu.config(storage.precision);
+    let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
     let context = engine.model().spec.shape.context;
     let config = args.run.config();
     let prompt = args.prompt.tokens(source, &engine, config.max_new_tokens)?;

@@ -75,7 +75,9 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         json.check()?;
     }
     let interrupt = Interrupt::install()?;
-    let engine = model::load(&args.model, args.cache.storage.rope_scaling, args.cpu, &interrupt)?;
+    let storage = &args.cache.storage;
+    let cpu = args.cpu.config(storage.precision);
+    let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
     let tokens = args.prompt(&engine)?;
     let asked = args.cache.config();
     let config = evicting(asked.clone(), &engine, tokens.len());

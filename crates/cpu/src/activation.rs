@@ -54,9 +54,10 @@ pub(crate) struct Regions<'a> {
 }
 
 /// Columns, padded where a row would be a multiple of 4 KiB: the rows of a GEMM
-/// tile would then compete for one set of the L1 cache.
+/// tile would then compete for one set of the L1 cache. Two at least, which one
+/// fixed-point number and its scale need.
 fn stride(cols: usize) -> usize {
     const PAGE: usize = 4096 / size_of::<f32>();
     const PADDING: usize = 16;
-    if cols.is_multiple_of(PAGE) { cols + PADDING } else { cols }
+    if cols.is_multiple_of(PAGE) { cols + PADDING } else { cols.max(2) }
 }

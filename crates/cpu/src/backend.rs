@@ -5,7 +5,7 @@ use crate::activation::{Regions, Strides};
 use crate::buffer::CpuBuffer;
 use crate::layer::BridgeRows;
 use crate::pool::Pool;
-use crate::product::{Compute, Rows, RowsMut};
+use crate::product::{Compute, RowsMut};
 use crate::sizes::{CpuSizes, kernel_element};
 use crate::weights::CpuWeights;
 use std::num::NonZeroUsize;
@@ -20,7 +20,7 @@ use tidekv::cache::{ActiveKv, Observation, RetainedKv};
 use tidekv::model::{Arithmetic, ModelFile, ModelSpec, Shape};
 use tidekv_kernels::attention::soft_cap;
 use tidekv_kernels::element::{self, all_finite};
-use tidekv_kernels::gemm::Epilogue;
+use tidekv_kernels::gemm::{Epilogue, Factors};
 use tidekv_kernels::norm::rms_norm;
 use tidekv_kernels::quant::dequantize;
 use tidekv_kernels::{Isa, Tier};
@@ -35,6 +35,30 @@ pub struct CpuConfig {
     pub threads: Option<NonZeroUsize>,
     /// Instruction set; by default the best this CPU has.
     pub tier: Option<Tier>,
+    /// Arithmetic of prefill's matrix products.
+    pub precision: Precision,
+}
+
+/// Arithmetic of prefill's matrix products; attention, scoring and decoding are
+/// f32 in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// The fastest form whose error is well below that of bf16 storage: block
+    /// fixed point (`tidekv_kernels::fixed`) where the tier multiplies 16-bit
+    /// integers faster than floats (AVX2), else f32.
+    #[default]
+    Auto,
+    /// Single precision.
+    F32,
+}
+
+impl Precision {
+    fn factors(self, isa: Isa) -> Factors {
+        match self {
+            Precision::Auto => Factors::fastest(isa),
+            Precision::F32 => Factors::F32,
+        }
+    }
 }
 
 /// Why there is no CPU backend.
@@ -84,6 +108,7 @@ pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
     pub(crate) sizes: CpuSizes,
+    factors: Factors,
     // Verbs without weights need what the loaded model is.
     model: OnceLock<(Shape, Arithmetic)>,
 }
@@ -100,11 +125,12 @@ impl Cpu {
             threads: threads.get(),
             reason: error.to_string(),
         })?;
-        Ok(Cpu { isa: sizes.isa, pool, sizes, model: OnceLock::new() })
+        let factors = config.precision.factors(sizes.isa);
+        Ok(Cpu { isa: sizes.isa, pool, sizes, factors, model: OnceLock::new() })
     }
 
     pub(crate) fn compute(&self) -> Compute<'_> {
-        Compute { isa: self.isa, pool: &self.pool }
+        Compute { isa: self.isa, pool: &self.pool, factors: self.factors }
     }
 
     fn shape(&self) -> &Shape {
@@ -287,10 +313,11 @@ impl Backend for Cpu {
         let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
         element::load(self.isa, input.element, stored, hidden);
         rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
-        let a = Rows { data: normed, stride: strides.x };
+        let compute = self.compute();
+        let a = compute.rows(RowsMut { data: normed, stride: strides.x }, shape.d_model);
         let logits = &mut logits.floats_mut()[..shape.vocab];
         let c = RowsMut { data: logits, stride: shape.vocab };
-        self.compute().product(&weights.head(), (a, 1), c, Epilogue::Store, slab);
+        compute.product(&weights.head(), (a, 1), c, Epilogue::Store, slab);
         self.finish_logits(weights, logits);
         match all_finite(self.isa, logits) {
             true => Ok(()),

@@ -95,15 +95,15 @@ impl Cpu {
         );
 
         let matrices = weights.matrices(index);
+        let a = compute.rows(RowsMut { data: x, stride: strides.x }, weights.shape.d_model);
         let queries = rows.first_query;
         if queries < len {
-            let a = Rows { data: &x[queries * strides.x..], stride: strides.x };
             let c = RowsMut { data: &mut y[queries * strides.y..], stride: strides.y };
             let epilogue = Self::projection_epilogue(weights, index, 0);
-            compute.product(&weights.view(&matrices.q), (a, len - queries), c, epilogue, slab);
+            let a = (a.from(queries), len - queries);
+            compute.product(&weights.view(&matrices.q), a, c, epilogue, slab);
         }
         for (projection, matrix, col) in [(1, &matrices.k, 0), (2, &matrices.v, kv_cols)] {
-            let a = Rows { data: x, stride: strides.x };
             let c = RowsMut { data: &mut z[col..], stride: strides.z };
             let epilogue = Self::projection_epilogue(weights, index, projection);
             compute.product(&weights.view(matrix), (a, len), c, epilogue, slab);
@@ -183,7 +183,7 @@ impl Cpu {
             matrix: &weights.matrices(index).o,
             slab,
         };
-        let a = Rows { data: y, stride: strides.y };
+        let a = compute.rows(RowsMut { data: y, stride: strides.y }, shape.q_cols());
         // Keys and values have left z.
         residual.add((a, n_rows), (x, strides.x), (z, strides.z));
     }
@@ -205,24 +205,23 @@ impl Cpu {
         let z = &mut z[..n_rows * strides.z];
 
         let vectors = &weights.layers[index];
-        if let Some(norm) = vectors.mlp_norm.as_deref() {
-            let eps = weights.arithmetic.norm_eps;
-            let tasks = x.chunks(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
-            compute.pool.each(tasks, |(x, y)| {
-                for (x, y) in x.chunks(strides.x).zip(y.chunks_mut(strides.y)) {
-                    rms_norm(self.isa, &x[..d_model], norm, eps, &mut y[..d_model]);
+        let (norm, eps) = (vectors.mlp_norm.as_deref(), weights.arithmetic.norm_eps);
+        let tasks = x.chunks(ROW_TASK * strides.x).zip(y.chunks_mut(ROW_TASK * strides.y));
+        compute.pool.each(tasks, |(x, y)| {
+            for (x, y) in x.chunks(strides.x).zip(y.chunks_mut(strides.y)) {
+                let (x, y) = (&x[..d_model], &mut y[..d_model]);
+                match norm {
+                    Some(norm) => rms_norm(self.isa, x, norm, eps, y),
+                    None => y.copy_from_slice(x),
                 }
-            });
-        }
+            }
+        });
 
         let matrices = weights.matrices(index);
-        let input = match vectors.mlp_norm {
-            Some(_) => Rows { data: y, stride: strides.y },
-            None => Rows { data: x, stride: strides.x },
-        };
+        let input = compute.rows(RowsMut { data: &mut *y, stride: strides.y }, d_model);
         let activation = weights.activation().into();
         for (matrix, epilogue) in [(&matrices.gate, activation), (&matrices.up, Epilogue::Mul)] {
-            let c = RowsMut { data: z, stride: strides.z };
+            let c = RowsMut { data: &mut *z, stride: strides.z };
             compute.product(&weights.view(matrix), (input, n_rows), c, epilogue, slab);
         }
         let residual = Residual {
@@ -232,7 +231,7 @@ impl Cpu {
             matrix: &matrices.down,
             slab,
         };
-        let gated = Rows { data: z, stride: strides.z };
+        let gated = compute.rows(RowsMut { data: z, stride: strides.z }, weights.shape.d_ff);
         residual.add((gated, n_rows), (x, strides.x), (y, strides.y));
 
         let output = BridgeRows::of(bridge);

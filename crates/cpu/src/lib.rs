@@ -17,7 +17,7 @@ mod score;
 mod sizes;
 mod weights;
 
-pub use backend::{Cpu, CpuConfig, CpuError};
+pub use backend::{Cpu, CpuConfig, CpuError, Precision};
 pub use buffer::CpuBuffer;
 pub use sizes::CpuSizes;
 pub use tidekv_kernels::{Isa, Tier};

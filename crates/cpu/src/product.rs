@@ -1,9 +1,13 @@
 //! Matrix products over threads: pack a slab of weight rows, use it for all
 //! rows of the chunk, go on to the next slab.
 
+use crate::layer::ROW_TASK;
 use crate::pool::{Pool, Shares};
 use tidekv_kernels::Isa;
-use tidekv_kernels::gemm::{Epilogue, PanelGemm, gemm_panels, pack_panel, panel_width, row_tile};
+use tidekv_kernels::fixed::fix_rows;
+use tidekv_kernels::gemm::{
+    Epilogue, Factors, PanelGemm, gemm_panels, pack_panel, panel_width, row_tile,
+};
 use tidekv_kernels::matvec::matvec;
 use tidekv_kernels::quant::WeightView;
 
@@ -12,16 +16,26 @@ use tidekv_kernels::quant::WeightView;
 pub(crate) struct Compute<'a> {
     pub(crate) isa: Isa,
     pub(crate) pool: &'a Pool,
+    /// The form in which prefill's products take activations and weights.
+    pub(crate) factors: Factors,
 }
 
-/// Rows of a matrix inside a wider buffer, `[rows, stride]`.
+/// Rows of activations inside a wider buffer, `[rows, stride]`, in the form that
+/// products take.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) stride: usize,
 }
 
-/// Rows that a product writes, `[rows, stride]`.
+impl<'a> Rows<'a> {
+    /// The rows from `first` on.
+    pub(crate) fn from(self, first: usize) -> Rows<'a> {
+        Rows { data: &self.data[first * self.stride..], ..self }
+    }
+}
+
+/// Rows that are written, `[rows, stride]`.
 pub(crate) struct RowsMut<'a> {
     pub(crate) data: &'a mut [f32],
     pub(crate) stride: usize,
@@ -32,6 +46,17 @@ pub(crate) struct RowsMut<'a> {
 const TASK_TILES: usize = 8;
 
 impl Compute<'_> {
+    /// Brings rows of `k` activations each, in place, to the form that products
+    /// take; it may take less room, never more.
+    pub(crate) fn rows<'r>(&self, rows: RowsMut<'r>, k: usize) -> Rows<'r> {
+        let RowsMut { data, stride } = rows;
+        if self.factors == Factors::Fixed {
+            let tasks = data.chunks_mut(ROW_TASK * stride);
+            self.pool.each(tasks, |rows| fix_rows(self.isa, rows, stride, k));
+        }
+        Rows { data, stride }
+    }
+
     /// `C = epilogue(A Wᵀ)` for `rows` rows: A `[rows, K]`, W `[N, K]`, C
     /// `[rows, N]`. `slab` holds at least one packed panel. The bits of a row
     /// depend neither on `rows` nor on the slab or the threads.
@@ -46,8 +71,8 @@ impl Compute<'_> {
         if rows == 0 {
             return;
         }
-        let (isa, width, k) = (self.isa, panel_width(self.isa), w.cols());
-        let panel = k * width;
+        let (isa, factors, width, k) = (self.isa, self.factors, panel_width(self.isa), w.cols());
+        let panel = factors.floats(k) * width;
         let slab_cols = slab.len() / panel * width;
         let tile = row_tile(isa);
         let shares =
@@ -56,7 +81,7 @@ impl Compute<'_> {
             let cols = slab_cols.min(w.rows() - n0);
             let panels = &mut slab[..cols.div_ceil(width) * panel];
             self.pool.each(panels.chunks_mut(panel).enumerate(), |(index, panel)| {
-                pack_panel(isa, w, n0 + index * width, panel);
+                pack_panel(isa, factors, w, n0 + index * width, panel);
             });
             let panels = &*panels;
             let mut rest = &mut *c.data;
@@ -68,6 +93,7 @@ impl Compute<'_> {
             });
             self.pool.each(tasks, |(rows, c_rows)| {
                 let gemm = PanelGemm {
+                    factors,
                     a: &a.data[rows.start * a.stride..],
                     lda: a.stride,
                     rows: rows.len(),

@@ -19,7 +19,7 @@ pub struct CpuSizes {
 }
 
 /// Packed weights in floats: 4 MiB, which leaves most of a shared cache to the
-/// activations and packs about a thousand columns of a small model at a time.
+/// activations and packs a thousand columns of a small model or more at a time.
 const SLAB: usize = 1 << 20;
 
 impl CpuSizes {
@@ -32,7 +32,9 @@ impl CpuSizes {
         Ok(CpuSizes { isa: config.isa()?, n_threads: config.n_threads().get() })
     }
 
-    /// Floats of the slab of packed weights: whole panels of the longest row.
+    /// Floats of the slab of packed weights: whole panels of the longest row, in
+    /// the larger of the two forms, so that the plan does not depend on the
+    /// precision.
     pub(crate) fn slab(&self, shape: &Shape) -> usize {
         let longest = shape.d_ff.max(shape.q_cols()).max(shape.d_model);
         let panel = longest.saturating_mul(gemm::panel_width(self.isa));

@@ -15,14 +15,14 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::{engine, engine_of};
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use tidekv::schedule::ScheduleKind;
 use tidekv::select::PRESETS;
 use tidekv::{Backend, Element, Engine, Outputs, RunConfig};
-use tidekv_cpu::{Cpu, Isa, Tier};
+use tidekv_cpu::{Cpu, Isa, Precision, Tier};
 use tidekv_format::TensorType;
 use tidekv_testkit::compare::assert_bits_eq;
 use tidekv_testkit::{MatrixTypes, TinySpec, models, tiny_llama, tiny_qwen2};
@@ -160,6 +160,13 @@ fn tiers() -> impl Iterator<Item = Tier> {
     Isa::available().into_iter().map(Isa::tier)
 }
 
+/// Every tier with its default arithmetic, and with f32 where that is another.
+fn arithmetics() -> Vec<(Tier, Precision)> {
+    let f32_too = |tier: &Tier| *tier == Tier::Avx2;
+    let default = tiers().map(|tier| (tier, Precision::Auto));
+    default.chain(tiers().filter(f32_too).map(|tier| (tier, Precision::F32))).collect()
+}
+
 /// Chunked schedules; the other two are what they are compared with.
 const CHUNKED: [ScheduleKind; 4] = [
     ScheduleKind::Chunked,
@@ -173,10 +180,11 @@ fn every_schedule_chunk_and_thread_count_gives_the_bits_of_the_whole_prompt() {
     for case in cases() {
         let file = TinyFile::write(&case.spec.writer());
         let s = case.n_tokens;
-        for tier in tiers() {
-            let whole = Whole::of(&case, &engine(file.path(), 1, Some(tier)));
+        for (tier, precision) in arithmetics() {
+            let engine = |threads| engine_of(precision, file.path(), threads, Some(tier));
+            let whole = Whole::of(&case, &engine(1));
             for threads in 1..=3 {
-                let engine = engine(file.path(), threads, Some(tier));
+                let engine = engine(threads);
                 for kind in [ScheduleKind::OneShot, ScheduleKind::PostPrefill] {
                     whole.assert_equals(&case, &engine, (kind, s));
                 }

@@ -9,7 +9,7 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::engine_f32;
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn decoding_within_the_budget_is_that_of_the_full_cache() {
         let tokens = prompt(5, spec.vocab, 130 + FED);
         let run = tokens.split_at(130);
         for tier in tiers() {
-            let engine = engine(file.path(), 2, Some(tier));
+            let engine = engine_f32(file.path(), 2, Some(tier));
             for element in [Element::F32, Element::F16, Element::Bf16] {
                 let of = |kind, budget| logits(&engine, run, &config(kind, budget, element));
                 let full = of(ScheduleKind::OneShot, 32);
@@ -106,7 +106,7 @@ fn decoding_has_the_same_bits_on_any_number_of_threads() {
         let tokens = prompt(6, spec.vocab, 200 + FED);
         for tier in tiers() {
             let of = |threads| {
-                let engine = engine(file.path(), threads, Some(tier));
+                let engine = engine_f32(file.path(), threads, Some(tier));
                 logits(
                     &engine,
                     tokens.split_at(200),
@@ -124,7 +124,7 @@ fn decoding_has_the_same_bits_on_any_number_of_threads() {
 /// Largest difference between logits of decoded tokens and logits of a prefill
 /// of the same tokens.
 fn distance_to_prefill(path: &Path, spec: &TinySpec, element: Element, tier: Tier) -> f64 {
-    let engine = engine(path, 2, Some(tier));
+    let engine = engine_f32(path, 2, Some(tier));
     let config = config(ScheduleKind::Tide, 4096, element);
     let tokens = prompt(7, spec.vocab, 140 + FED);
     let decoded = logits(&engine, tokens.split_at(140), &config);
@@ -168,7 +168,7 @@ fn decoding_agrees_with_a_prefill_of_the_same_tokens() {
 fn a_full_tail_and_a_full_context_take_no_more_tokens() {
     let spec = TinySpec { context: 60, ..tiny_llama(55) };
     let file = TinyFile::write(&spec.writer());
-    let engine = engine(file.path(), 1, None);
+    let engine = engine_f32(file.path(), 1, None);
     let tokens = prompt(8, spec.vocab, 60);
     for (n_tokens, room) in [(20, FED), (55, 5), (60, 0)] {
         let config = config(ScheduleKind::Tide, 40, Element::Bf16);
@@ -206,7 +206,7 @@ fn a_second_answer_does_not_repeat_the_first_where_that_is_penalised() {
     const WANTED: u32 = 200;
     let spec = tiny_llama(55);
     let file = TinyFile::write(&spec.writer());
-    let engine = engine(file.path(), 1, None);
+    let engine = engine_f32(file.path(), 1, None);
     let mut tokens = prompt(9, spec.vocab, 90);
     tokens.iter_mut().filter(|token| **token == WANTED).for_each(|token| *token = 201);
     let config = config(ScheduleKind::Tide, 48, Element::Bf16);

@@ -11,7 +11,7 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::engine_f32;
 use rig::states::States;
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
@@ -79,7 +79,7 @@ fn prefill_agrees_with_the_dense_reference_after_every_layer() {
         let tokens = prompt(3, spec.vocab, 260);
         let dense = reference.forward(&tokens, |_| true);
         for tier in tiers() {
-            let engine = engine(file.path(), 2, Some(tier));
+            let engine = engine_f32(file.path(), 2, Some(tier));
             let config = f32_config(ScheduleKind::Tide, 4096);
             let mut states = States::default();
             let session = engine.prefill(&tokens, &config, &mut states).unwrap();
@@ -133,7 +133,7 @@ impl Evicted<'_> {
 
 fn with_evicted(spec: &TinySpec, tier: Tier, check: impl Fn(Evicted<'_>)) {
     let file = TinyFile::write(&spec.writer());
-    let engine = engine(file.path(), 2, Some(tier));
+    let engine = engine_f32(file.path(), 2, Some(tier));
     let tokens = prompt(4, spec.vocab, PROMPT + FED);
     let config = f32_config(ScheduleKind::Tide, BUDGET);
     let session = engine.prefill(&tokens[..PROMPT], &config, &mut Unobserved).unwrap();
@@ -294,7 +294,7 @@ fn kept_sets_are_the_best_positions_of_dense_scores() {
         let tokens = prompt(10, spec.vocab, N_TOKENS);
         let dense = reference.forward(&tokens, |_| true);
         for tier in tiers() {
-            let engine = engine(file.path(), 2, Some(tier));
+            let engine = engine_f32(file.path(), 2, Some(tier));
             for text in selectors {
                 let selector: Selector = text.parse().unwrap();
                 let Scorer::Observation(observation) = selector.scorer else { panic!("{text}") };
@@ -380,7 +380,7 @@ fn a_kv_head_feeds_the_query_heads_of_its_group_alone() {
         let states = |file: &TinyFile| {
             let config = f32_config(ScheduleKind::Tide, 4096);
             let mut states = States::default();
-            engine(file.path(), 2, None).prefill(&tokens, &config, &mut states).unwrap();
+            engine_f32(file.path(), 2, None).prefill(&tokens, &config, &mut states).unwrap();
             states.0
         };
         let expected = states(&original);

@@ -12,7 +12,7 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::{engine, engine_f32};
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
 use rig::tiny::{TinyFile, prompt};
 use serde::Deserialize;
@@ -84,7 +84,7 @@ fn hidden_states_and_logits_are_those_of_the_dense_reference() {
             let dense = reference.forward(&tokens, |_| true);
             let logits = reference.logits(&dense, n_tokens - 1);
             for tier in tiers() {
-                let engine = engine(file.path(), 2, Some(tier));
+                let engine = engine_f32(file.path(), 2, Some(tier));
                 let config = config(ScheduleKind::OneShot, 1, 4096);
                 let (run, _) = record(&engine, &tokens, &config);
                 let what = format!("{}, {n_tokens} tokens, {tier}", spec.arch.name());
@@ -176,7 +176,7 @@ fn decoding_equals_the_dense_reference() {
             let tokens = prompt(5, spec.vocab, n_tokens + 6);
             let dense = reference.forward(&tokens, |_| true);
             for tier in tiers() {
-                let engine = engine(file.path(), 2, Some(tier));
+                let engine = engine_f32(file.path(), 2, Some(tier));
                 let config = config(ScheduleKind::Tide, 20, 4096);
                 let (_, mut session) = record(&engine, &tokens[..n_tokens], &config);
                 for (position, &token) in tokens.iter().enumerate().skip(n_tokens) {
@@ -219,7 +219,7 @@ fn the_reference_library_says_the_same_of_every_family() {
     for spec in tiny_families(1) {
         let dir = tempfile::tempdir().unwrap();
         spec.write_hugging_face(dir.path(), 1).unwrap();
-        let engine = engine(dir.path(), 2, None);
+        let engine = engine_f32(dir.path(), 2, None);
         for next in &fixture.families[spec.arch.name()] {
             let tokens = &fixture.prompt_ids[..next.n_tokens];
             let (run, _) = record(&engine, tokens, &config(ScheduleKind::Tide, 30, 4096));

@@ -9,7 +9,7 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::{engine, engine_f32};
 use rig::tiny::{TinyFile, prompt};
 use serde::Deserialize;
 use std::num::NonZeroUsize;
@@ -74,7 +74,7 @@ fn assert_near(found: Likelihood, case: &Case) {
 
 #[test]
 fn smollm2_has_the_references_likelihood() {
-    let engine = engine(&models::path("smollm2-135m"), 2, None);
+    let engine = engine_f32(&models::path("smollm2-135m"), 2, None);
     for case in cases() {
         assert_near(measure(&engine, &case.prompt_ids, &exact()), &case);
     }
@@ -83,7 +83,7 @@ fn smollm2_has_the_references_likelihood() {
 #[test]
 #[should_panic(expected = "apart")]
 fn a_likelihood_slightly_off_is_noticed() {
-    let engine = engine(&models::path("smollm2-135m"), 2, None);
+    let engine = engine_f32(&models::path("smollm2-135m"), 2, None);
     let mut case = cases().swap_remove(0);
     case.mean_nll += 0.003;
     assert_near(measure(&engine, &case.prompt_ids, &exact()), &case);

@@ -142,7 +142,7 @@ fn name(config: &RunConfig, n_tokens: usize) -> String {
 /// Sizes of the CPU backend for one tier and number of threads.
 fn sizes(tier: Tier, threads: usize) -> CpuSizes {
     let threads = NonZeroUsize::new(threads);
-    CpuSizes::new(&CpuConfig { threads, tier: Some(tier) }).unwrap()
+    CpuSizes::new(&CpuConfig { threads, tier: Some(tier), ..CpuConfig::default() }).unwrap()
 }
 
 fn tiers() -> Vec<Tier> {

@@ -6,7 +6,8 @@
 
 use std::time::Instant;
 
-use tidekv_kernels::gemm::{Epilogue, PanelGemm, gemm_panels, pack_panel, panel_width};
+use tidekv_kernels::fixed::fix_rows;
+use tidekv_kernels::gemm::{Epilogue, Factors, PanelGemm, gemm_panels, pack_panel, panel_width};
 use tidekv_kernels::quant::{BlockType, WeightView};
 use tidekv_kernels::{Isa, Tier};
 
@@ -19,34 +20,49 @@ fn main() {
     for isa in Isa::available() {
         let peak = fma_peak(isa);
         println!("{isa}: multiply-add peak {peak:.1} GFLOP/s", isa = isa.name());
-        for (k, n) in SHAPES {
-            let (multiply, pack) = gemm_rate(isa, k, n);
-            println!(
-                "  M {ROWS} K {k:4} N {n:4}: {multiply:6.1} GFLOP/s, {:3.0} % of the peak; \
-                 packing {pack:.2} G weights/s",
-                100.0 * multiply / peak
-            );
+        for factors in [Factors::F32, Factors::Fixed] {
+            for (k, n) in SHAPES {
+                let (multiply, pack) = gemm_rate(isa, factors, k, n);
+                println!(
+                    "  {factors:?} M {ROWS} K {k:4} N {n:4}: {multiply:6.1} GFLOP/s, {:3.0} % of \
+                     the peak; packing {pack:.2} G weights/s",
+                    100.0 * multiply / peak
+                );
+            }
         }
     }
 }
 
 /// GFLOP/s of the product and 10^9 weights per second of packing Q8_0.
-fn gemm_rate(isa: Isa, k: usize, n: usize) -> (f64, f64) {
+fn gemm_rate(isa: Isa, factors: Factors, k: usize, n: usize) -> (f64, f64) {
     let bytes: Vec<u8> = (0..n * k / 32 * 34).map(|i| (i % 34 / 2 % 60) as u8).collect();
     let weights = WeightView::new(BlockType::Q8_0, n, k, &bytes).expect("a shape of whole blocks");
     let width = panel_width(isa);
-    let mut panels = vec![0.0; n.div_ceil(width) * width * k];
-    let a: Vec<f32> = (0..ROWS * k).map(|i| (i % 17) as f32 - 8.0).collect();
+    let panel = factors.floats(k) * width;
+    let mut panels = vec![0.0; n.div_ceil(width) * panel];
+    let mut a: Vec<f32> = (0..ROWS * k).map(|i| (i % 17) as f32 - 8.0).collect();
+    if factors == Factors::Fixed {
+        fix_rows(isa, &mut a, k, k);
+    }
     let mut c = vec![0.0; ROWS * n];
 
     let pack_s = best_seconds(|| {
-        for (p, panel) in panels.chunks_exact_mut(width * k).enumerate() {
-            pack_panel(isa, &weights, p * width, panel);
+        for (p, panel) in panels.chunks_exact_mut(panel).enumerate() {
+            pack_panel(isa, factors, &weights, p * width, panel);
         }
     });
     let epilogue = Epilogue::Store;
-    let gemm =
-        PanelGemm { a: &a, lda: k, rows: ROWS, k, panels: &panels, n0: 0, cols: n, epilogue };
+    let gemm = PanelGemm {
+        factors,
+        a: &a,
+        lda: k,
+        rows: ROWS,
+        k,
+        panels: &panels,
+        n0: 0,
+        cols: n,
+        epilogue,
+    };
     let multiply_s = best_seconds(|| gemm_panels(isa, gemm, &mut c, n));
     assert!(c.iter().all(|x| x.is_finite()));
     (2.0 * (ROWS * n * k) as f64 / multiply_s / 1e9, (n * k) as f64 / pack_s / 1e9)

@@ -120,6 +120,14 @@ pub(crate) trait Lanes: Copy {
     /// Largest lane; no lane may be NaN.
     fn reduce_max(self, v: Self::V) -> f32;
 
+    /// The `N` integers at `src`.
+    ///
+    /// # Safety
+    /// `src` is valid for reading `N` i32 (no alignment needed).
+    unsafe fn load_i32_ptr(self, src: *const i32) -> Self::I;
+    /// Every lane as two signed 16-bit halves: `low(a) * low(b) + high(a) * high(b)`, wrapping.
+    fn dot_i16(self, a: Self::I, b: Self::I) -> Self::I;
+
     /// The bits of `v`.
     fn to_bits(self, v: Self::V) -> Self::I;
     /// The floats with bits `i`.

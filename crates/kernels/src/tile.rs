@@ -7,6 +7,8 @@
 //! GEMM, attention (`Q K^T` and `P V`) and scoring differ in where the chains start and in what
 //! happens to their results: the [`Rows`] they pass.
 
+pub(crate) mod fixed;
+
 use crate::lanes::Lanes;
 
 /// Vectors in a row of the tile.

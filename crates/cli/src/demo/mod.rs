@@ -6,7 +6,7 @@ mod table;
 pub use document::prose;
 
 use crate::exit;
-use crate::flags::{CpuFlags, LogprobFlags, SampleFlags, count, positive};
+use crate::flags::{CpuFlags, LogprobFlags, Precision, SampleFlags, count, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, Printer, counted};
@@ -82,7 +82,8 @@ pub fn demo(args: &Args) -> anyhow::Result<()> {
     }
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     let interrupt = Interrupt::install()?;
-    let engine = model::load(&args.model, None, args.cpu, &interrupt)?;
+    let cpu = args.cpu.config(Precision::Auto);
+    let engine = model::load(&args.model, None, cpu, &interrupt)?;
     let document = args.document();
     let tokens = prompt(&engine, &document)?;
     printer.print(&args.introduction(&engine, &document, tokens.len()))?;

@@ -105,7 +105,8 @@ pub struct CpuFlags {
 /// Arithmetic and storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
-    /// bf16 storage of K/V and hidden states.
+    /// bf16 storage of K/V and hidden states; matrix products of the prompt in the fastest form
+    /// that is more exact than bf16.
     Auto,
     /// Single precision everywhere.
     F32,
@@ -167,8 +168,12 @@ impl Precision {
 
 impl CpuFlags {
     /// The backend's settings.
-    pub fn config(&self) -> CpuConfig {
-        CpuConfig { threads: self.threads, tier: self.isa }
+    pub fn config(&self, precision: Precision) -> CpuConfig {
+        let precision = match precision {
+            Precision::Auto => tidekv_cpu::Precision::Auto,
+            Precision::F32 => tidekv_cpu::Precision::F32,
+        };
+        CpuConfig { threads: self.threads, tier: self.isa, precision }
     }
 }
 

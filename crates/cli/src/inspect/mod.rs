@@ -3,7 +3,7 @@
 mod contents;
 mod report;
 
-use crate::flags::{CpuFlags, bytes};
+use crate::flags::{CpuFlags, Precision, bytes};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, print_text};
@@ -76,7 +76,7 @@ impl Args {
         contents: &Contents,
         report: &mut Report,
     ) -> anyhow::Result<()> {
-        let backend = Cpu::new(self.cpu.config())?;
+        let backend = Cpu::new(self.cpu.config(Precision::Auto))?;
         let opened = Model::open(path, None);
         match &opened {
             Ok(model) => report.set_shape(&model.spec.shape),

@@ -2,44 +2,70 @@ use super::*;
 use crate::quant::{BlockType, dequantize};
 use crate::test_data::{Random, bits, chain, is_close, ulps};
 
+/// Both forms of factors on every tier of this CPU.
+fn forms() -> impl Iterator<Item = (Isa, Factors)> {
+    Isa::available()
+        .into_iter()
+        .flat_map(|isa| [Factors::F32, Factors::Fixed].map(move |factors| (isa, factors)))
+}
+
 /// A product with f32 weights `[n, k]` and its expected sums.
 struct Case {
     isa: Isa,
+    factors: Factors,
     rows: usize,
     k: usize,
     n: usize,
     lda: usize,
     a: Vec<f32>,
+    /// `a` in the form that is multiplied.
+    rows_of_a: Vec<f32>,
     weights: Vec<f32>,
     panels: Vec<f32>,
 }
 
 impl Case {
-    fn new(isa: Isa, rows: usize, k: usize, n: usize) -> Case {
+    fn new((isa, factors): (Isa, Factors), rows: usize, k: usize, n: usize) -> Case {
         let mut random = Random::new((rows * 7919 + k * 31 + n) as u64);
         let lda = k + 5;
         let a = random.uniform(rows * lda, 1.0);
         let weights = random.uniform(n * k, 1.0);
         let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
         let view = WeightView::new(BlockType::F32, n, k, &bytes).unwrap();
-        let width = panel_width(isa);
-        let mut panels = vec![f32::NAN; n.div_ceil(width) * k * width];
-        for p in 0..n.div_ceil(width) {
-            pack_panel(isa, &view, p * width, &mut panels[p * k * width..(p + 1) * k * width]);
+        let (width, mut rows_of_a) = (panel_width(isa), a.clone());
+        if factors == Factors::Fixed {
+            fixed::fix_rows(isa, &mut rows_of_a, lda, k);
         }
-        Case { isa, rows, k, n, lda, a, weights, panels }
+        let len = factors.floats(k) * width;
+        let mut panels = vec![f32::NAN; n.div_ceil(width) * len];
+        for p in 0..n.div_ceil(width) {
+            pack_panel(isa, factors, &view, p * width, &mut panels[p * len..(p + 1) * len]);
+        }
+        Case { isa, factors, rows, k, n, lda, a, rows_of_a, weights, panels }
     }
 
     fn gemm<'a>(&'a self, epilogue: Epilogue<'a>) -> PanelGemm<'a> {
-        let Case { rows, k, n, lda, .. } = *self;
-        PanelGemm { a: &self.a, lda, rows, k, panels: &self.panels, n0: 0, cols: n, epilogue }
+        let Case { factors, rows, k, n, lda, .. } = *self;
+        let (a, panels) = (&self.rows_of_a, &self.panels);
+        PanelGemm { factors, a, lda, rows, k, panels, n0: 0, cols: n, epilogue }
     }
 
-    /// The sum of row `r` and column `n` as the contract defines it: one chain in ascending K.
+    /// The sum of row `r` and column `n` as the contract defines it: one chain in ascending K, of
+    /// terms or of blocks.
     fn sum(&self, r: usize, n: usize) -> f32 {
         let a = &self.a[r * self.lda..][..self.k];
         let w = &self.weights[n * self.k..][..self.k];
-        chain(self.isa, 0.0, a.iter().copied().zip(w.iter().copied()))
+        match self.factors {
+            Factors::F32 => chain(self.isa, 0.0, a.iter().copied().zip(w.iter().copied())),
+            Factors::Fixed => {
+                let blocks = a.chunks(BLOCK).zip(w.chunks(BLOCK)).map(|(a, w)| {
+                    let ((a, a_scale), (w, w_scale)) = (fix(a, 8191.0), fix(w, 4095.0));
+                    let sum: i32 = a.iter().zip(w).map(|(a, w)| a * w).sum();
+                    (sum as f32, a_scale * w_scale)
+                });
+                chain(self.isa, 0.0, blocks)
+            }
+        }
     }
 
     /// `C [rows, n]` of [`Epilogue::Store`].
@@ -67,14 +93,21 @@ impl Case {
     }
 }
 
+/// A block as integers up to `q`, and what they are worth.
+fn fix(block: &[f32], q: f32) -> (Vec<i32>, f32) {
+    let largest = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    (block.iter().map(|x| (x * (q / largest)).round_ties_even() as i32).collect(), largest / q)
+}
+
 #[test]
 fn every_output_is_the_scalar_chain_bit_for_bit() {
-    for isa in Isa::available() {
+    for form in forms() {
+        let isa = form.0;
         let (m, nr) = (row_tile(isa), panel_width(isa));
         for rows in [0, 1, m - 1, m, m + 1, 2 * m + 1] {
-            for k in [0, 1, 7, 8, 31, 257] {
+            for k in [0, 1, 7, 8, 31, 64, 65, 127, 257] {
                 for n in [0, 1, nr - 1, nr, nr + 1, 2 * nr + 3] {
-                    Case::new(isa, rows, k, n).check();
+                    Case::new(form, rows, k, n).check();
                 }
             }
         }
@@ -83,39 +116,41 @@ fn every_output_is_the_scalar_chain_bit_for_bit() {
 
 #[test]
 fn chains_survive_the_edges_of_the_cache_blocks() {
-    for isa in Isa::available() {
+    for form in forms() {
+        let isa = form.0;
         let nr = panel_width(isa);
         let block_rows = ROW_TILES * row_tile(isa);
         for k in [K_BLOCK - 1, K_BLOCK, K_BLOCK + 1, 2 * K_BLOCK, 2 * K_BLOCK + 3] {
-            Case::new(isa, 2, k, nr + 1).check();
-            Case::new(isa, block_rows + 1, k, 3).check();
-            Case::new(isa, 1, k, PANELS * nr + 1).check();
+            Case::new(form, 2, k, nr + 1).check();
+            Case::new(form, block_rows + 1, k, 3).check();
+            Case::new(form, 1, k, PANELS * nr + 1).check();
         }
         for rows in [block_rows - 1, block_rows, block_rows + 1, 2 * block_rows + 1] {
-            Case::new(isa, rows, 5, PANELS * nr + nr + 1).check();
+            Case::new(form, rows, 5, PANELS * nr + nr + 1).check();
         }
-        Case::new(isa, block_rows + 1, K_BLOCK + 1, 2 * PANELS * nr + 1).check();
+        Case::new(form, block_rows + 1, K_BLOCK + 1, 2 * PANELS * nr + 1).check();
     }
 }
 
 #[test]
 #[should_panic(expected = " for ")]
 fn a_wrong_product_is_found() {
-    let mut case = Case::new(Isa::detect(), 3, 20, 5);
+    let mut case = Case::new((Isa::detect(), Factors::F32), 3, 20, 5);
     case.weights[47] += 1e-5;
     case.check();
 }
 
 #[test]
 fn a_row_is_the_same_in_every_number_of_rows() {
-    for isa in Isa::available() {
+    for form in forms() {
+        let isa = form.0;
         let (k, n) = (K_BLOCK + 9, panel_width(isa) + 3);
         let most = ROW_TILES * row_tile(isa) + row_tile(isa) + 1;
-        let case = Case::new(isa, most, k, n);
+        let case = Case::new(form, most, k, n);
         let whole = case.product();
         for r in 0..most {
             let mut gemm = case.gemm(Epilogue::Store);
-            (gemm.a, gemm.rows) = (&case.a[r * case.lda..], 1);
+            (gemm.a, gemm.rows) = (&case.rows_of_a[r * case.lda..], 1);
             let mut alone = vec![0.0; n];
             gemm_panels(isa, gemm, &mut alone, n);
             assert_eq!(bits(&alone), bits(&whole[r * n..(r + 1) * n]), "{} row {r}", isa.name());
@@ -132,16 +167,18 @@ fn a_row_is_the_same_in_every_number_of_rows() {
 
 #[test]
 fn columns_may_come_in_any_number_of_calls_and_the_rest_of_c_stays() {
-    for isa in Isa::available() {
+    for (isa, factors) in forms() {
+        let form = (isa, factors);
         let nr = panel_width(isa);
         let (rows, k, n) = (row_tile(isa) + 2, 40, 3 * nr + 5);
-        let case = Case::new(isa, rows, k, n);
+        let case = Case::new(form, rows, k, n);
         let whole = case.product();
         let (before, ldc) = (4, n + 9);
         let mut c = vec![-7.0; rows * ldc];
         for p in 0..n.div_ceil(nr) {
             let mut gemm = case.gemm(Epilogue::Store);
-            gemm.panels = &case.panels[p * k * nr..(p + 1) * k * nr];
+            let len = factors.floats(k) * nr;
+            gemm.panels = &case.panels[p * len..(p + 1) * len];
             (gemm.n0, gemm.cols) = (before + p * nr, nr.min(n - p * nr));
             gemm_panels(isa, gemm, &mut c, ldc);
         }
@@ -154,12 +191,13 @@ fn columns_may_come_in_any_number_of_calls_and_the_rest_of_c_stays() {
 
 #[test]
 fn epilogues_apply_their_formula_to_the_finished_sum() {
-    for isa in Isa::available() {
+    for form in forms() {
+        let isa = form.0;
         let nr = panel_width(isa);
         for k in [3, K_BLOCK + 2] {
             for cols in [1, nr - 1, nr, 2 * nr + 1] {
                 let rows = row_tile(isa) + 1;
-                let case = Case::new(isa, rows, k, cols);
+                let case = Case::new(form, rows, k, cols);
                 let sums = case.product();
                 let old = Random::new(9).uniform(sums.len(), 4.0);
                 let bias = Random::new(8).uniform(cols, 4.0);
@@ -211,7 +249,7 @@ fn epilogues_apply_their_formula_to_the_finished_sum() {
 #[test]
 fn a_bias_counts_from_column_zero_of_c() {
     for isa in Isa::available() {
-        let case = Case::new(isa, 1, 0, 3);
+        let case = Case::new((isa, Factors::F32), 1, 0, 3);
         let mut gemm = case.gemm(Epilogue::Bias(&[1.0, 2.0, 3.0, 4.0, 5.0]));
         gemm.n0 = 2;
         let mut c = [0.0; 6];
@@ -241,7 +279,7 @@ fn panels_hold_the_decoded_weights_of_every_block_type() {
                     let view = WeightView::new(block, n, k, &bytes).unwrap();
                     for n0 in [0, nr / 2, nr] {
                         let mut panel = vec![f32::NAN; k * nr];
-                        pack_panel(isa, &view, n0, &mut panel);
+                        pack_panel(isa, Factors::F32, &view, n0, &mut panel);
                         for j in 0..nr {
                             let mut row = vec![0.0; k];
                             if n0 + j < n {
@@ -259,9 +297,99 @@ fn panels_hold_the_decoded_weights_of_every_block_type() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn fixed_panels_hold_the_same_weights_in_fixed_point() {
     for isa in Isa::available() {
-        let case = Case::new(isa, 2, 4, panel_width(isa) + 1);
+        let nr = panel_width(isa);
+        for block in BlockType::ALL {
+            let k = 5 * block.block_len().max(27);
+            let bytes = weights_of(block, nr + 1, k);
+            let view = WeightView::new(block, nr + 1, k, &bytes).unwrap();
+            let len = fixed::row_len(k);
+            let mut panel = vec![f32::NAN; len * nr];
+            pack_panel(isa, Factors::Fixed, &view, 2, &mut panel);
+            for j in 0..nr {
+                let mut row = vec![0.0; k];
+                if 2 + j < nr + 1 {
+                    dequantize(isa, block, view.row(2 + j), &mut row);
+                }
+                let column: Vec<f32> = (0..len).map(|i| panel[i * nr + j]).collect();
+                let want = crate::fixed::tests::fixed_row(&row, 4095.0);
+                assert_eq!(bits(&column), bits(&want), "{} {block} row {}", isa.name(), 2 + j);
+            }
+        }
+    }
+}
+
+/// The bound of the module `fixed`: half a step of each factor, and the chain's roundings.
+#[test]
+fn fixed_point_products_are_within_half_a_step_of_each_factor() {
+    for isa in Isa::available() {
+        let (rows, k, n) = (3, 700, 5);
+        let case = Case::new((isa, Factors::Fixed), rows, k, n);
+        let got = case.product();
+        for r in 0..rows {
+            for n in 0..n {
+                let a = &case.a[r * case.lda..][..k];
+                let w = &case.weights[n * k..][..k];
+                let exact: f64 = a.iter().zip(w).map(|(&a, &w)| f64::from(a) * f64::from(w)).sum();
+                let mut bound = 0.0;
+                for (a, w) in a.chunks(BLOCK).zip(w.chunks(BLOCK)) {
+                    let largest =
+                        |x: &[f32]| f64::from(x.iter().fold(0.0f32, |m, x| m.max(x.abs())));
+                    // A reciprocal and a product rounded to f32 move an integer by 8191 * 2^-23.
+                    let (a_step, w_step) = (largest(a) / 8191.0, largest(w) / 4095.0);
+                    let (a_off, w_off) = (0.501 * a_step, 0.501 * w_step);
+                    for (a, w) in a.iter().zip(w) {
+                        let (a, w) = (f64::from(a.abs()), f64::from(w.abs()));
+                        bound += a * w_off + w * a_off + a_off * w_off;
+                    }
+                    // Scales, their product, the integer as f32 and the chain: five roundings.
+                    bound += 5.0 * f64::powi(2.0, -24) * largest(a) * largest(w) * BLOCK as f64;
+                }
+                let off = (f64::from(got[r * case.n + n]) - exact).abs();
+                assert!(off <= bound, "{} {r}, {n}: off by {off}, bound {bound}", isa.name());
+                // An eighth of what rounding both factors to bf16 may do.
+                let terms = a.iter().zip(w).map(|(&a, &w)| f64::from(a * w).abs());
+                let bf16 = terms.sum::<f64>() * 2.0 * f64::powi(2.0, -9);
+                assert!(bound < bf16 / 8.0, "{} {bound} against {bf16}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_factor_that_is_not_finite_makes_its_products_nan() {
+    for isa in Isa::available() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (k, n) = (130, panel_width(isa) + 1);
+            for at in [0, 63, 64, 129] {
+                let mut case = Case::new((isa, Factors::Fixed), 2, k, n);
+                case.a[case.lda + at] = bad;
+                case.rows_of_a.copy_from_slice(&case.a);
+                fixed::fix_rows(isa, &mut case.rows_of_a, case.lda, k);
+                let c = case.product();
+                assert!(c[..n].iter().all(|x| x.is_finite()) && c[n..].iter().all(|x| x.is_nan()));
+
+                let mut weights = case.weights.clone();
+                weights[k + at] = bad;
+                let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
+                let view = WeightView::new(BlockType::F32, n, k, &bytes).unwrap();
+                let mut case = Case::new((isa, Factors::Fixed), 2, k, n);
+                let len = fixed::row_len(k) * panel_width(isa);
+                pack_panel(isa, Factors::Fixed, &view, 0, &mut case.panels[..len]);
+                for (j, x) in case.product().into_iter().enumerate() {
+                    assert_eq!(x.is_nan(), j % n == 1, "{} {bad} at {at}: {x}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    for form in forms() {
+        let isa = form.0;
+        let case = Case::new(form, 2, 4, panel_width(isa) + 1);
         let n = case.n;
         let refused = |change: fn(&mut PanelGemm<'_>), c_len: usize, ldc: usize| {
             let mut gemm = case.gemm(Epilogue::Store);
@@ -284,7 +412,8 @@ fn an_activation_by_itself_has_the_bits_of_its_epilogue() {
     for isa in Isa::available() {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             for cols in [1, 7, 8, 17, 2 * panel_width(isa) + 3] {
-                let (gates, ups) = (Case::new(isa, 1, 9, cols), Case::new(isa, 1, 10, cols));
+                let form = (isa, Factors::F32);
+                let (gates, ups) = (Case::new(form, 1, 9, cols), Case::new(form, 1, 10, cols));
                 let mut want = vec![0.0; cols];
                 gemm_panels(isa, gates.gemm(activation.into()), &mut want, cols);
                 gemm_panels(isa, ups.gemm(Epilogue::Mul), &mut want, cols);

@@ -204,6 +204,21 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i32_ptr(self, src: *const i32) -> [i32; N] {
+        // SAFETY: `src` is valid for `N` integers by the caller's contract.
+        unsafe { src.cast::<[i32; N]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn dot_i16(self, a: [i32; N], b: [i32; N]) -> [i32; N] {
+        let half = |x: i32| (i32::from(x as i16), x >> 16);
+        zip(a, b, |a, b| {
+            let ((a0, a1), (b0, b1)) = (half(a), half(b));
+            (a0 * b0).wrapping_add(a1 * b1)
+        })
+    }
+
+    #[inline(always)]
     fn load_u8(self, src: &[u8]) -> [i32; N] {
         let src = &src[..N];
         let mut out = [0; N];

@@ -347,3 +347,21 @@ fn slices_shorter_than_a_vector_are_refused() {
         }
     }
 }
+
+lane_test!(products_of_halves_are_summed_exactly, lanes: L, {
+    let mut random = Random::new(16);
+    for _ in 0..200 {
+        let mut words = || -> Vec<i32> { (0..L::N).map(|_| random.bits() as i32).collect() };
+        let (mut a, mut b) = (words(), words());
+        // The one sum that does not fit wraps.
+        (a[0], b[0]) = (i32::from_ne_bytes([0, 0x80, 0, 0x80]), i32::from_ne_bytes([0, 0x80, 0, 0x80]));
+        // SAFETY: both have N integers.
+        let (va, vb) = unsafe { (lanes.load_i32_ptr(a.as_ptr()), lanes.load_i32_ptr(b.as_ptr())) };
+        let got = lanes_of(lanes, lanes.of_bits(lanes.dot_i16(va, vb)));
+        for ((a, b), got) in a.iter().zip(&b).zip(got) {
+            let half = |x: i32, high: bool| i64::from((if high { x >> 16 } else { x }) as i16);
+            let sum = half(*a, false) * half(*b, false) + half(*a, true) * half(*b, true);
+            assert_eq!(got.to_bits(), sum as i32 as u32, "{a:#x} {b:#x}");
+        }
+    }
+});

@@ -178,6 +178,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i32_ptr(self, src: *const i32) -> __m256i {
+        // SAFETY: `src` is valid for 8 integers by the caller's contract.
+        unsafe { _mm256_loadu_si256(src.cast()) }
+    }
+
+    #[inline(always)]
+    fn dot_i16(self, a: __m256i, b: __m256i) -> __m256i {
+        registers!(_mm256_madd_epi16(a, b))
+    }
+
+    #[inline(always)]
     fn load_u8(self, src: &[u8]) -> __m256i {
         assert!(src.len() >= N);
         // SAFETY: 8 readable bytes by the assertion; the token proves the instructions.

@@ -174,6 +174,23 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i32_ptr(self, src: *const i32) -> __m512i {
+        // SAFETY: `src` is valid for 16 integers by the caller's contract.
+        unsafe { _mm512_loadu_si512(src.cast()) }
+    }
+
+    #[inline(always)]
+    fn dot_i16(self, a: __m512i, b: __m512i) -> __m512i {
+        // The 512-bit form belongs to AVX-512BW; the halves need AVX2 only.
+        registers!({
+            let half = |x| (_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x));
+            let ((a0, a1), (b0, b1)) = (half(a), half(b));
+            let low = _mm512_castsi256_si512(_mm256_madd_epi16(a0, b0));
+            _mm512_inserti64x4::<1>(low, _mm256_madd_epi16(a1, b1))
+        })
+    }
+
+    #[inline(always)]
     fn load_u8(self, src: &[u8]) -> __m512i {
         assert!(src.len() >= N);
         // SAFETY: 16 readable bytes by the assertion; the token proves the instructions.

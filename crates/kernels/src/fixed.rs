@@ -1,0 +1,164 @@
+//! Block fixed point: the factors of prefill's products where a CPU multiplies pairs of 16-bit
+//! integers faster than floats.
+//!
+//! A run of up to [`BLOCK`] consecutive numbers along K is held as integers times one f32 scale,
+//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`: [`Q_ROWS`] = 8191 for
+//! activations, [`Q_WEIGHTS`] = 4095 for weights. A block's products then add up exactly in 32 bits
+//! (`64 * 8191 * 4095 < 2^31`), and a chain of K has one f32 multiply-add per block. An element is
+//! off by at most half a step, `max |x| / (2 Q)`: against bf16, which is off by up to `|x| / 512`,
+//! 1/32 (activations) and 1/16 (weights) for the largest elements of a block, and less exact only
+//! for elements below 1/32 and 1/16 of the largest.
+//!
+//! A block whose largest magnitude is below 2^-100 counts as zeros. A block with an infinity or NaN
+//! has the scale NaN, so that every product with it is NaN.
+//!
+//! Element `i` of a block shares a 32-bit word with element `i + half`, where `half` is half the
+//! block's length, rounded up: the lower 16 bits are the first one's. Words and scales are kept in
+//! buffers of f32, whose bits they are.
+
+use crate::isa::Isa;
+use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
+
+/// Elements of a block; the last block of a row may be shorter.
+pub const BLOCK: usize = 64;
+
+/// Largest integer of an activation.
+pub(crate) const Q_ROWS: f32 = 8191.0;
+
+/// Largest integer of a weight.
+pub(crate) const Q_WEIGHTS: f32 = 4095.0;
+
+/// Blocks below it count as zeros: their scale's reciprocal could overflow.
+const ZERO_BELOW: f32 = 7.888_609e-31;
+
+/// Words of a block of `len` elements, without its scale.
+pub(crate) const fn words(len: usize) -> usize {
+    len.div_ceil(2)
+}
+
+/// Words of a row of `k` elements with its scales: `[scale, words]` per block. At most `k` for
+/// every k but 1.
+pub(crate) const fn row_len(k: usize) -> usize {
+    k / BLOCK * (1 + words(BLOCK)) + if k.is_multiple_of(BLOCK) { 0 } else { 1 + words(k % BLOCK) }
+}
+
+/// Replaces rows of activations by their fixed-point form, which takes less room: row r, `k` floats
+/// from `r * stride` on, becomes a row for [`crate::gemm::Factors::Fixed`] at the same place. What
+/// lies behind a row's end keeps its values. The bits of a row depend on that row only.
+///
+/// # Panics
+/// If a row lies outside `data`, or `k` is 1 and `stride` too.
+pub fn fix_rows(isa: Isa, data: &mut [f32], stride: usize, k: usize) {
+    if k == 0 {
+        return;
+    }
+    assert!(row_len(k) <= stride && k <= stride, "rows of {k} with stride {stride}");
+    dispatch(isa, FixRows { data, stride, k });
+}
+
+struct FixRows<'a> {
+    data: &'a mut [f32],
+    stride: usize,
+    k: usize,
+}
+
+impl Kernel for FixRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let FixRows { data, stride, k } = self;
+        let mut block = [0.0; BLOCK];
+        for row in data.chunks_mut(stride) {
+            assert!(row.len() >= k.max(row_len(k)), "a row of {} for {k}", row.len());
+            // A block is copied before its words overwrite it: they end before it does.
+            for (index, from) in (0..k).step_by(BLOCK).enumerate() {
+                let len = BLOCK.min(k - from);
+                let half = words(len);
+                block.fill(0.0);
+                block[..half].copy_from_slice(&row[from..from + half]);
+                block[BLOCK / 2..][..len - half].copy_from_slice(&row[from + half..from + len]);
+                let fixed = &mut row[index * (1 + words(BLOCK))..][..1 + half];
+                fix_row_block(lanes, &block, fixed);
+            }
+        }
+    }
+}
+
+/// Writes `[scale, words]` of a block of activations whose halves begin at 0 and `BLOCK / 2`.
+#[inline(always)]
+fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
+    let mut largest = Largest::new(lanes);
+    for vector in block.chunks_exact(L::N) {
+        largest.see(lanes, lanes.load(vector));
+    }
+    // Every lane gets the largest of all.
+    let most = lanes.splat(lanes.reduce_max(largest.magnitude));
+    let poison = lanes.splat(lanes.reduce_add(largest.poison));
+    let Scale { scale, inverse } = Largest { magnitude: most, poison }.scale(lanes, Q_ROWS);
+    let (first, second) = block.split_at(BLOCK / 2);
+    let mut lanes_of_scale = [0.0; MAX_LANES];
+    lanes.store(scale, &mut lanes_of_scale);
+    fixed[0] = lanes_of_scale[0];
+    let pairs = first.chunks_exact(L::N).zip(second.chunks_exact(L::N));
+    for (words, (low, high)) in fixed[1..].chunks_mut(L::N).zip(pairs) {
+        let pair = fix_pair(lanes, lanes.load(low), lanes.load(high), inverse);
+        lanes.store_first(lanes.of_bits(pair), words);
+    }
+}
+
+/// What decides the scale of the blocks that lie in the lanes.
+pub(crate) struct Largest<L: Lanes> {
+    /// Largest magnitude.
+    magnitude: L::V,
+    /// Zero, or NaN where something was not finite.
+    poison: L::V,
+}
+
+/// Scales of the blocks that lie in the lanes.
+pub(crate) struct Scale<L: Lanes> {
+    /// What an integer is worth.
+    pub(crate) scale: L::V,
+    /// Its reciprocal; zero where the block counts as zeros or is not finite.
+    pub(crate) inverse: L::V,
+}
+
+impl<L: Lanes> Largest<L> {
+    #[inline(always)]
+    pub(crate) fn new(lanes: L) -> Self {
+        Largest { magnitude: lanes.splat(0.0), poison: lanes.splat(0.0) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn see(&mut self, lanes: L, x: L::V) {
+        let magnitude = lanes.of_bits(lanes.and(lanes.to_bits(x), lanes.splat_i32(i32::MAX)));
+        self.magnitude = lanes.max(magnitude, self.magnitude);
+        // 0 times a finite number is a zero, 0 times infinity or NaN is NaN.
+        self.poison = lanes.fma(x, lanes.splat(0.0), self.poison);
+    }
+
+    /// The scale for integers up to `q`.
+    #[inline(always)]
+    pub(crate) fn scale(self, lanes: L, q: f32) -> Scale<L> {
+        let Largest { magnitude, poison } = self;
+        let zero = lanes.splat(0.0);
+        let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
+        let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
+        let inverse = lanes.select(is_zero, zero, lanes.div(lanes.splat(q), magnitude));
+        Scale { scale: lanes.add(scale, poison), inverse }
+    }
+}
+
+/// The words of two vectors of elements, rounded to nearest, halves to even.
+#[inline(always)]
+pub(crate) fn fix_pair<L: Lanes>(lanes: L, low: L::V, high: L::V, inverse: L::V) -> L::I {
+    // As in `exp`: adding 1.5 * 2^23 rounds to an integer, which the low bits then are.
+    const ROUND: f32 = 12_582_912.0;
+    // Two roundings on every tier, so that all have the same integers.
+    let integer = |x| lanes.to_bits(lanes.add(lanes.mul(x, inverse), lanes.splat(ROUND)));
+    let low = lanes.and(integer(low), lanes.splat_i32(0xffff));
+    lanes.or(low, lanes.shl(integer(high), 16))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
