@@ -91,7 +91,8 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
          --rope-scaling",
         shape.context
     );
-    let input = PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens };
+    let input =
+        PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens: &[n_tokens] };
     let plans = compared(&input, args.run.schedule, args.run.chunk)?;
     let limit = config.memory_limit;
     let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);

@@ -241,10 +241,10 @@ impl Request<'_> {
         let config = RunConfig { outputs: Outputs::AllLogits, ..self.config.clone() };
         let mut all = Vec::with_capacity(self.tokens.len().saturating_sub(1));
         let mut observer = PromptLogprobs {
-            tokens: self.tokens,
+            prompts: &[self.tokens],
             n_top,
             inner: watch,
-            each: &mut |_, logprobs| all.push(logprobs),
+            each: &mut |_, _, logprobs| all.push(logprobs),
         };
         let session = engine.prefill(self.tokens, &config, &mut observer)?;
         Ok((session, Some(all)))

@@ -209,7 +209,7 @@ fn the_last_row_has_the_same_bits_whatever_outputs_are_asked_for() {
     #[derive(Default)]
     struct LastRow(Vec<f32>);
     impl tidekv::Observer for LastRow {
-        fn logits_row(&mut self, _: usize, logits: &[f32]) {
+        fn logits_row(&mut self, _: usize, _: usize, logits: &[f32]) {
             self.0 = logits.to_vec();
         }
     }

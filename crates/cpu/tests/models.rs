@@ -160,7 +160,7 @@ impl Observer for Measure<'_> {
         }
     }
 
-    fn logits_row(&mut self, position: usize, logits: &[f32]) {
+    fn logits_row(&mut self, _: usize, position: usize, logits: &[f32]) {
         if let Some(&next) = self.tokens.get(position + 1) {
             self.nll += log_sum_exp(logits) - f64::from(logits[next as usize]);
         }

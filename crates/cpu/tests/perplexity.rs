@@ -155,10 +155,10 @@ fn prompt_logprobs_are_the_same_numbers() {
     let tokens = prompt(8, spec.vocab, 40);
     let mut seen = Vec::new();
     let mut observer = PromptLogprobs {
-        tokens: &tokens,
+        prompts: &[&tokens],
         n_top: 3,
         inner: &mut Unobserved,
-        each: &mut |position, logprobs| seen.push((position, logprobs)),
+        each: &mut |_, position, logprobs| seen.push((position, logprobs)),
     };
     let config = RunConfig { outputs: Outputs::AllLogits, ..RunConfig::default() };
     engine.prefill(&tokens, &config, &mut observer).unwrap();

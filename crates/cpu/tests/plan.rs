@@ -21,7 +21,7 @@ use tidekv::backend::Sizes;
 use tidekv::dry::{Dry, DryRun};
 use tidekv::memory::{
     Accountant, Breakdown, Component, Moment, Peak, Plan, PlanInput, StepMemory, WeightBytes,
-    layout, plan, plan_steps,
+    layout, plan, plan_steps, prompts_at_a_time,
 };
 use tidekv::model::Shape;
 use tidekv::schedule::{ScheduleKind, Step};
@@ -135,8 +135,15 @@ fn configs(n_tokens: usize) -> Vec<RunConfig> {
     configs
 }
 
-fn name(config: &RunConfig, n_tokens: usize) -> String {
-    format!("S = {n_tokens}, {:?}, {}", config.schedule, config.selector)
+fn name(config: &RunConfig, n_tokens: impl std::fmt::Debug) -> String {
+    format!("S = {n_tokens:?}, {:?}, {}", config.schedule, config.selector)
+}
+
+/// Settings for the longest of the prompts: all of them for one, and for several
+/// every seventh, which has every schedule, chunk and selector among them.
+fn batch_configs(n_tokens: &[usize]) -> Vec<RunConfig> {
+    let step = if n_tokens.len() == 1 { 1 } else { 7 };
+    configs(*n_tokens.iter().max().unwrap()).into_iter().step_by(step).collect()
 }
 
 /// Sizes of the CPU backend for one tier and number of threads.
@@ -207,9 +214,12 @@ fn tiny_models_on_the_cpu_allocate_what_was_planned() {
         let file = TinyFile::write(&spec.writer());
         for (tier, threads) in tiers().into_iter().zip([1, 2, 3].into_iter().cycle()) {
             let engine = engine(file.path(), threads, Some(tier));
-            for n_tokens in [1, 90, 200] {
-                let tokens = prompt(1, spec.vocab, n_tokens);
-                for config in configs(n_tokens) {
+            let batches: [&[usize]; 7] =
+                [&[1], &[90], &[200], &[1, 200], &[200, 1], &[90, 90], &[40, 200, 7]];
+            for n_tokens in batches {
+                let tokens = prompt(1, spec.vocab, 200);
+                let prompts: Vec<&[u32]> = n_tokens.iter().map(|&n| &tokens[..n]).collect();
+                for config in batch_configs(n_tokens) {
                     let what = name(&config, n_tokens);
                     let sizes = engine.backend().sizes();
                     let input = PlanInput {
@@ -220,11 +230,11 @@ fn tiny_models_on_the_cpu_allocate_what_was_planned() {
                         n_tokens,
                     };
                     let mut steps = Steps::default();
-                    let session = engine.prefill(&tokens, &config, &mut steps).unwrap();
-                    let ledger = session.accountant().clone();
+                    let sessions = engine.prefill_batch(&prompts, &config, &mut steps).unwrap();
+                    let ledger = sessions[0].accountant().clone();
                     let actual = Account::kept(steps, &ledger, ledger.live());
                     assert_as_planned(&actual, &Account::planned(&input), &what);
-                    drop(session);
+                    drop(sessions);
                     assert_bytes(&ledger.live(), &Breakdown::default(), &what);
                 }
             }
@@ -270,8 +280,9 @@ fn large_models_would_allocate_what_was_planned() {
         shape.validate().unwrap();
         for (tier, threads) in tiers().into_iter().zip([1, 16, 5].into_iter().cycle()) {
             let sizes = sizes(tier, threads);
-            for n_tokens in [1, 1500] {
-                for config in configs(n_tokens) {
+            let batches: [&[usize]; 5] = [&[1], &[1500], &[1, 1500], &[700, 700], &[1500, 3, 800]];
+            for n_tokens in batches {
+                for config in batch_configs(n_tokens) {
                     let (shape, config) = (&shape, &config);
                     let input =
                         PlanInput { shape, weights: SOME_WEIGHTS, sizes: &sizes, config, n_tokens };
@@ -295,7 +306,7 @@ fn paper_config(kind: ScheduleKind, chunk: usize) -> RunConfig {
 fn paper_plan(kind: ScheduleKind, chunk: usize, n_tokens: usize, sizes: &dyn Sizes) -> Plan {
     let shape = &Shape::named("llama-3.1-8b").unwrap();
     let config = &paper_config(kind, chunk);
-    plan(&PlanInput { shape, weights: SOME_WEIGHTS, sizes, config, n_tokens }).unwrap()
+    plan(&PlanInput { shape, weights: SOME_WEIGHTS, sizes, config, n_tokens: &[n_tokens] }).unwrap()
 }
 
 #[test]
@@ -304,7 +315,7 @@ fn an_8b_model_at_64k_would_allocate_what_was_planned() {
     let shape = &Shape::named("llama-3.1-8b").unwrap();
     for kind in [ScheduleKind::Tide, ScheduleKind::ChunkedPost] {
         let config = &paper_config(kind, 2048);
-        let n_tokens = 65_536;
+        let n_tokens = &[65_536];
         let input = PlanInput { shape, weights: SOME_WEIGHTS, sizes: &sizes, config, n_tokens };
         assert_dry_run_as_planned(&input, sizes, &name(config, n_tokens));
     }
@@ -409,7 +420,7 @@ fn plans_grow_with_the_prompt() {
                 weights: SOME_WEIGHTS,
                 sizes: &sizes,
                 config: &config,
-                n_tokens,
+                n_tokens: &[n_tokens],
             };
             let peak = plan(&input).unwrap().peak_bytes();
             assert!(peak >= before, "{}: {peak} < {before}", name(&config, n_tokens));
@@ -462,6 +473,54 @@ fn a_limit_is_kept_and_a_run_beyond_it_is_refused_before_compute() {
     }
 }
 
+#[test]
+fn a_batch_beyond_the_limit_is_refused_before_compute_with_how_many_would_fit() {
+    let spec = tiny_llama(44);
+    let file = TinyFile::write(&spec.writer());
+    let engine = engine(file.path(), 2, None);
+    let tokens = prompt(2, spec.vocab, 400);
+    let prompts = [&tokens[..300], &tokens[..1], &tokens[..400], &tokens[..90]];
+    let n_tokens = prompts.map(<[u32]>::len);
+    for kind in ScheduleKind::ALL {
+        let config = RunConfig { budget: 48, max_new_tokens: 8, ..paper_config(kind, 64) };
+        let with = |limit| RunConfig { memory_limit: Some(limit), ..config.clone() };
+        let planned = engine.plan_batch(&config, &n_tokens).unwrap();
+        assert_eq!((planned.n_prompts, planned.n_tokens), (4, 791));
+        let peak = planned.peak_bytes();
+        let sessions = engine.prefill_batch(&prompts, &with(peak), &mut Unobserved).unwrap();
+        assert_eq!(sessions[3].accountant().peak().bytes.total(), peak, "{kind}");
+        drop(sessions);
+
+        // 300 and 1, then 400 and 90.
+        let two = [&n_tokens[..2], &n_tokens[2..]]
+            .map(|pair| engine.plan_batch(&config, pair).unwrap().peak_bytes());
+        let two = *two.iter().max().unwrap();
+        let input = PlanInput {
+            shape: &engine.model().spec.shape,
+            weights: engine.model().weight_bytes(),
+            sizes: &*engine.backend().sizes(),
+            config: &config,
+            n_tokens: &n_tokens,
+        };
+        assert_eq!(prompts_at_a_time(&input, peak), 4, "{kind}");
+        assert_eq!(prompts_at_a_time(&input, two - 1), 1, "{kind}");
+        let refused = engine.prefill_batch(&prompts, &with(two), &mut Nothing);
+        let Err(Error::Refused(refusal)) = refused else { panic!("{kind}: not refused") };
+        assert_eq!(refusal.prompts_at_a_time, 2, "{kind}");
+        let text = refusal.to_string();
+        assert!(text.contains("a batch of 4 prompts with 791 tokens in all needs"), "{text}");
+        assert!(text.contains("these prompts fit 2 at a time, in this order"), "{text}");
+        for pair in prompts.chunks(2) {
+            drop(engine.prefill_batch(pair, &with(two), &mut Unobserved).unwrap());
+        }
+        let one = engine.plan(&config, 400).unwrap().peak_bytes();
+        let refusal = |limit| engine.plan_batch(&with(limit), &n_tokens).err().unwrap().to_string();
+        assert!(refusal(one).contains("these prompts fit one at a time"), "{}", refusal(one));
+        let none = refusal(one - 1);
+        assert!(!none.contains("at a time") && none.contains("one prompt of up to"), "{none}");
+    }
+}
+
 /// The ledger keeps a limit by itself, should a plan ever be wrong, and lets go
 /// of everything.
 #[test]
@@ -469,7 +528,7 @@ fn the_ledger_stops_a_run_that_nobody_planned() {
     let shape = &Shape::named("llama-3.1-8b").unwrap();
     let sizes = sizes(tiers()[0], 2);
     let config = &paper_config(ScheduleKind::Tide, 512);
-    let run = DryRun { shape, weights: SOME_WEIGHTS, config, n_tokens: 5000 };
+    let run = DryRun { shape, weights: SOME_WEIGHTS, config, n_tokens: &[5000] };
     let peak = paper_plan(ScheduleKind::Tide, 512, 5000, &sizes).peak_bytes();
     let dry = Dry::new(std::sync::Arc::new(sizes));
     dry.prefill(run, &Accountant::new(Some(peak)), &mut Unobserved).unwrap();
@@ -499,8 +558,9 @@ fn a_cancelled_run_holds_nothing_whatever_the_step() {
     let shape = &shape_of(&tiny_llama(42));
     let dry = Dry::new(std::sync::Arc::new(sizes(tiers()[0], 2)));
     for config in &configs(90) {
-        let n_steps = config.schedule.steps(shape.n_layers, &[90]).count();
-        let run = DryRun { shape, weights: SOME_WEIGHTS, config, n_tokens: 90 };
+        let n_tokens = &[30, 90];
+        let n_steps = config.schedule.steps(shape.n_layers, n_tokens).count();
+        let run = DryRun { shape, weights: SOME_WEIGHTS, config, n_tokens };
         for step in 0..n_steps {
             let ledger = Accountant::new(None);
             let cancelled = dry.prefill(run, &ledger, &mut CancelAt(step));
@@ -543,7 +603,7 @@ fn the_transient_of_tide_is_a_fraction_of_post_prefill() {
                         weights: model.weight_bytes(),
                         sizes: &sizes,
                         config: &config,
-                        n_tokens: 8192,
+                        n_tokens: &[8192],
                     };
                     plan(&input).unwrap().transient_bytes() as f64
                 };
@@ -565,7 +625,8 @@ mod must_fail {
         let shape = &shape_of(&tiny_llama(1));
         let sizes = sizes(tiers()[0], 1);
         let config = &configs(90)[0];
-        let input = PlanInput { shape, weights: SOME_WEIGHTS, sizes: &sizes, config, n_tokens: 90 };
+        let input =
+            PlanInput { shape, weights: SOME_WEIGHTS, sizes: &sizes, config, n_tokens: &[90] };
         let planned = Account::planned(&input);
         let mut actual = planned.clone();
         assert_as_planned(&actual, &planned, "unchanged");

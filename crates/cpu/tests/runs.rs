@@ -19,7 +19,7 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tidekv::backend::BackendError;
-use tidekv::cache::{ActiveRoom, LayerCaches};
+use tidekv::cache::{ActiveRoom, CacheOf, LayerCaches};
 use tidekv::dry::Dry;
 use tidekv::memory::{Accountant, Breakdown, Component};
 use tidekv::schedule::{ScheduleKind, Step};
@@ -299,16 +299,20 @@ fn a_second_active_layer_is_an_error_and_allocates_nothing() {
     let shape = tidekv::model::Shape::named("mistral-7b").unwrap();
     let dry = Dry::new(Arc::new(CpuSizes::new(&CpuConfig::default()).unwrap()));
     let ledger = Accountant::new(None);
-    let room = ActiveRoom { layers: 1, element: Element::Bf16, n_tokens: 1000 };
+    let room = ActiveRoom { layers: 1, element: Element::Bf16, n_tokens: vec![700, 1000] };
     let mut caches = LayerCaches::new(3, room);
+    let first = CacheOf { seq: 0, layer: 0 };
     let one = 2 * dry.sizes().active_half(&shape, Element::Bf16, 1000);
     for _ in 0..2 {
-        caches.open((&dry, &ledger), &shape, 0).unwrap();
+        caches.open((&dry, &ledger), &shape, first).unwrap();
         assert_eq!(ledger.live()[Component::ActiveKv], one);
     }
-    let second = caches.open((&dry, &ledger), &shape, 1).err().unwrap();
-    assert!(matches!(second, Error::ActiveLayers { layer: 1, active: 1, room: 1 }), "{second}");
-    assert_eq!(ledger.live()[Component::ActiveKv], one);
+    // Of this sequence or another.
+    for at in [CacheOf { seq: 0, layer: 1 }, CacheOf { seq: 1, layer: 1 }] {
+        let second = caches.open((&dry, &ledger), &shape, at).err().unwrap();
+        assert!(matches!(second, Error::ActiveLayers { layer: 1, active: 1, room: 1 }), "{second}");
+        assert_eq!(ledger.live()[Component::ActiveKv], one);
+    }
     let early = caches.into_retained().err().unwrap();
     assert!(matches!(early, Error::ActiveLayers { .. }), "{early}");
     assert_eq!(ledger.live(), Breakdown::default());

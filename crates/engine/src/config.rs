@@ -129,6 +129,29 @@ impl RunConfig {
         (0..shape.n_layers).map(layer).collect()
     }
 
+    /// [`RunConfig::selections`] of every prompt of a batch, `[B][N]`.
+    ///
+    /// # Errors
+    /// [`Error::EmptyBatch`], [`Error::EmptyPrompt`], or as
+    /// [`RunConfig::selections`]; of several prompts the error says which.
+    pub(crate) fn batch_selections(
+        &self,
+        shape: &Shape,
+        n_tokens: &[usize],
+    ) -> Result<Vec<Vec<SelectionLayout>>, Error> {
+        if n_tokens.is_empty() {
+            return Err(Error::EmptyBatch);
+        }
+        let of_prompt = |(index, &n): (usize, &usize)| {
+            let selections = match n {
+                0 => Err(Error::EmptyPrompt),
+                _ => self.selections(shape, n).map_err(Error::from),
+            };
+            selections.map_err(|error| error.of_prompt(index, n_tokens.len()))
+        };
+        n_tokens.iter().enumerate().map(of_prompt).collect()
+    }
+
     /// Rows of the decode tail: one per generated token that is fed back. The
     /// prompt has no say, although one near the context's end leaves less room:
     /// a tail that shrinks as prompts grow would make a longer prompt need less
@@ -154,5 +177,20 @@ impl RunConfig {
             Some(index) => Err(Error::TokenOutOfRange { id: tokens[index], index, vocab }),
             None => Ok(()),
         }
+    }
+
+    /// Checks the prompts of a batch against the model.
+    ///
+    /// # Errors
+    /// [`Error::EmptyBatch`], or as [`RunConfig::check_prompt`]; of several prompts
+    /// the error says which.
+    pub fn check_prompts(&self, shape: &Shape, prompts: &[&[u32]]) -> Result<(), Error> {
+        if prompts.is_empty() {
+            return Err(Error::EmptyBatch);
+        }
+        prompts.iter().enumerate().try_for_each(|(index, tokens)| {
+            let checked = self.check_prompt(shape, tokens);
+            checked.map_err(|error| error.of_prompt(index, prompts.len()))
+        })
     }
 }

@@ -34,8 +34,8 @@ pub struct DryRun<'a> {
     pub weights: WeightBytes,
     /// The run's settings.
     pub config: &'a RunConfig,
-    /// S, tokens of the prompt.
-    pub n_tokens: usize,
+    /// S of every prompt of the batch.
+    pub n_tokens: &'a [usize],
 }
 
 impl Dry {
@@ -44,11 +44,11 @@ impl Dry {
         Dry { sizes }
     }
 
-    /// Drives the executor through a prompt and returns what is live when
+    /// Drives the executor through a batch of prompts and returns what is live when
     /// decoding begins. Everything is released on return.
     ///
     /// # Errors
-    /// As [`crate::Engine::prefill`], except that the plan is not consulted: the
+    /// As [`crate::Engine::prefill_batch`], except that the plan is not consulted: the
     /// ledger alone keeps its limit.
     pub fn prefill(
         &self,
@@ -57,7 +57,7 @@ impl Dry {
         observer: &mut dyn Observer,
     ) -> Result<Breakdown, Error> {
         let DryRun { shape, weights, config, n_tokens } = run;
-        let rotations = &Rotations::none();
+        let rotations = &vec![Rotations::none(); n_tokens.len()];
         let device = Device {
             backend: self,
             weights: &(),
@@ -66,11 +66,13 @@ impl Dry {
             rotations,
             files: None,
         };
-        let tokens = vec![0; n_tokens];
-        config.check_prompt(shape, &tokens)?;
-        let _prefilled = prefill(&device, config, accountant, &tokens, observer)?;
+        let tokens: Vec<Vec<u32>> = n_tokens.iter().map(|&n| vec![0; n]).collect();
+        let prompts: Vec<&[u32]> = tokens.iter().map(Vec::as_slice).collect();
+        config.check_prompts(shape, &prompts)?;
+        let _prefilled = prefill(&device, config, accountant, &prompts, observer)?;
         accountant.begin(Moment::Decode);
-        let _work = workspace((self, accountant), shape, 1, None)?;
+        let work = |_| workspace((self, accountant), shape, 1, None);
+        let _works = n_tokens.iter().map(work).collect::<Result<Vec<_>, _>>()?;
         Ok(accountant.live())
     }
 }

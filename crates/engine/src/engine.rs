@@ -9,8 +9,8 @@ use crate::memory::{
 };
 use crate::model::{ModelFile, ModelSpec, RopeScaling, Rotations};
 use crate::observe::Observer;
-use crate::prefill::{Device, prefill, workspace};
-use crate::session::Session;
+use crate::prefill::{Device, Prefilled, prefill, workspace};
+use crate::session::{Batch, Session};
 use crate::text::{ChatTemplate, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
@@ -114,6 +114,14 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::Refused`] with what would fit when the plan passes the limit.
     pub fn plan(&self, config: &RunConfig, n_tokens: usize) -> Result<Plan, Error> {
+        self.plan_batch(config, &[n_tokens])
+    }
+
+    /// Memory of a run of prompts of `n_tokens` tokens each, read together.
+    ///
+    /// # Errors
+    /// As [`Engine::plan`], and [`Error::EmptyBatch`].
+    pub fn plan_batch(&self, config: &RunConfig, n_tokens: &[usize]) -> Result<Plan, Error> {
         let sizes = self.backend.sizes();
         refuse_unless_fits(&self.plan_input(&*sizes, config, n_tokens))
     }
@@ -121,7 +129,7 @@ impl<B: Backend> Engine<B> {
     /// Largest prompt, in tokens, whose plan stays within `limit` bytes.
     pub fn largest_prompt(&self, config: &RunConfig, limit: u64) -> usize {
         let sizes = self.backend.sizes();
-        largest_prompt(&self.plan_input(&*sizes, config, 1), limit)
+        largest_prompt(&self.plan_input(&*sizes, config, &[1]), limit)
     }
 
     /// Reads a prompt. The plan is checked first; a run that starts stays
@@ -156,23 +164,55 @@ impl<B: Backend> Engine<B> {
         config: &RunConfig,
         observer: &mut dyn Observer,
     ) -> Result<Session<'_, B>, Error> {
-        let rotations = self.model.spec.rotations(tokens.len())?;
-        let device = self.device(&rotations);
-        config.check_prompt(device.shape, tokens)?;
-        let plan = self.plan(config, tokens.len())?;
-        let accountant = Accountant::new(config.memory_limit);
-        let prefilled = prefill(&device, config, &accountant, tokens, observer)?;
-        accountant.begin(Moment::Decode);
-        let work = workspace((&self.backend, &accountant), device.shape, 1, None)?;
-        Ok(Session::new(self, prefilled, work, (accountant, plan), (config.clone(), rotations)))
+        let mut sessions = self.prefill_batch(&[tokens], config, observer)?;
+        sessions.pop().ok_or(Error::EmptyBatch)
     }
 
-    /// What a plan of this model is made from.
+    /// Reads several prompts together, of any lengths, so that each layer's weights
+    /// are visited once for all of them. Every session has the bits that its prompt
+    /// has when it is read alone. The plan of the whole batch is checked first;
+    /// the sessions come in the order of the prompts, and what belongs to one of
+    /// them is released when it is dropped.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`], and [`Error::EmptyBatch`]; what is wrong with one of
+    /// several prompts comes as [`Error::OfPrompt`].
+    pub fn prefill_batch(
+        &self,
+        prompts: &[&[u32]],
+        config: &RunConfig,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Session<'_, B>>, Error> {
+        let spec = &self.model.spec;
+        config.check_prompts(&spec.shape, prompts)?;
+        let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
+        // Frozen at each prompt's own length.
+        let rotations =
+            n_tokens.iter().map(|&n| spec.rotations(n)).collect::<Result<Vec<_>, _>>()?;
+        let plan = self.plan_batch(config, &n_tokens)?;
+        let accountant = Accountant::new(config.memory_limit);
+        let device = self.device(&rotations);
+        let Prefilled { prompts, weights } =
+            prefill(&device, config, &accountant, prompts, observer)?;
+        accountant.begin(Moment::Decode);
+        let works = (0..prompts.len())
+            .map(|_| workspace((&self.backend, &accountant), &spec.shape, 1, None))
+            .collect::<Result<Vec<_>, _>>()?;
+        let batch = Arc::new(Batch::new((accountant, plan), config.clone(), weights));
+        let with_work = prompts.into_iter().zip(works).zip(rotations);
+        let session = |((prompt, work), rotations)| {
+            Session::new(self, Arc::clone(&batch), (prompt, work), rotations)
+        };
+        Ok(with_work.map(session).collect())
+    }
+
+    /// What a plan of this model is made from; `n_tokens` are those of every prompt
+    /// of the batch.
     pub fn plan_input<'p>(
         &'p self,
         sizes: &'p dyn Sizes,
         config: &'p RunConfig,
-        n_tokens: usize,
+        n_tokens: &'p [usize],
     ) -> PlanInput<'p> {
         let shape = &self.model.spec.shape;
         PlanInput { shape, weights: self.model.weight_bytes(), sizes, config, n_tokens }
@@ -187,7 +227,7 @@ impl<B: Backend> Engine<B> {
         Ok(&self.weights)
     }
 
-    fn device<'d>(&'d self, rotations: &'d Rotations) -> Device<'d, B> {
+    fn device<'d>(&'d self, rotations: &'d [Rotations]) -> Device<'d, B> {
         Device {
             rotations,
             files: Some(&self.model.file.store),

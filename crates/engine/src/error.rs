@@ -43,6 +43,19 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
+    /// A batch without prompts.
+    #[error("there is no prompt; give at least one")]
+    EmptyBatch,
+    /// What is wrong with one of several prompts.
+    #[error("prompt {number} of {n_prompts}: {source}", number = index + 1)]
+    OfPrompt {
+        /// Which, counted from 0.
+        index: usize,
+        /// B.
+        n_prompts: usize,
+        /// What is wrong.
+        source: Box<Error>,
+    },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
@@ -89,4 +102,23 @@ pub enum Error {
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
+}
+
+impl Error {
+    /// The error of one of `n_prompts` prompts. An only prompt needs no number, nor
+    /// does what stops the whole batch: its memory, its files, its caller.
+    pub(crate) fn of_prompt(self, index: usize, n_prompts: usize) -> Self {
+        let of_one = matches!(
+            self,
+            Error::EmptyPrompt
+                | Error::PromptTooLong { .. }
+                | Error::TokenOutOfRange { .. }
+                | Error::Select(_)
+                | Error::Backend(BackendError::NonFinite { .. })
+        );
+        match of_one && n_prompts > 1 {
+            true => Error::OfPrompt { index, n_prompts, source: Box::new(self) },
+            false => self,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use crate::memory::StepMemory;
 use crate::schedule::{Cost, Step};
 use std::ops::ControlFlow;
 
-/// How far a prefill is.
+/// How far a prefill is: with all the prompts of its batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Operations done before the step.
@@ -23,11 +23,12 @@ pub struct Progress {
 /// meant for tests and checks.
 pub trait Tap {
     /// Hidden states that the last step wrote, `[rows, d_model]`, with the
-    /// position of the first row: after an embed or layer step.
+    /// position of the first row in the step's sequence: after an embed or layer
+    /// step.
     fn hidden(&self) -> Option<(usize, Vec<f32>)>;
 
-    /// Keys and values `[Hkv, S, D]` of the layer that the coming step
-    /// compresses: before an evict step.
+    /// Keys and values `[Hkv, S, D]` of the sequence and layer that the coming
+    /// step compresses: before an evict step.
     fn active_kv(&self) -> Option<(Vec<f32>, Vec<f32>)>;
 }
 
@@ -66,15 +67,15 @@ pub trait Observer {
         ControlFlow::Continue(())
     }
 
-    /// Called after a step with the memory it used.
+    /// Called after a step with the memory it used, that of the whole batch.
     fn after(&mut self, step: &Step, memory: &StepMemory, tap: &dyn Tap) {
         let _ = (step, memory, tap);
     }
 
-    /// Rows of logits, where [`crate::Outputs`] asks for all of them:
-    /// `[rows, vocab]`, one row at a time, with its position.
-    fn logits_row(&mut self, position: usize, logits: &[f32]) {
-        let _ = (position, logits);
+    /// Rows of logits, where [`crate::Outputs`] asks for all of them: `[vocab]`,
+    /// one row at a time, with its sequence of the batch and its position there.
+    fn logits_row(&mut self, seq: usize, position: usize, logits: &[f32]) {
+        let _ = (seq, position, logits);
     }
 }
 

@@ -303,7 +303,7 @@ impl Observer for Rows<'_> {
         self.inner.after(step, memory, tap);
     }
 
-    fn logits_row(&mut self, position: usize, logits: &[f32]) {
+    fn logits_row(&mut self, _: usize, position: usize, logits: &[f32]) {
         let next = position + 1;
         if next < self.first {
             return;
@@ -408,7 +408,7 @@ mod tests {
                 inner: &mut crate::Unobserved,
             };
             for (position, row) in rows.iter().enumerate() {
-                scored.logits_row(position, row);
+                scored.logits_row(0, position, row);
             }
             scored.likelihood
         };

@@ -1,20 +1,21 @@
 //! The executor: the only loop over the steps of a schedule.
 //!
 //! It follows [`crate::schedule::Schedule::steps`] with one arm per kind of
-//! step; it neither times nor prints. Every control of the paper runs here.
+//! step; it neither times nor prints. Every control of the paper runs here, and
+//! every batch: a single prompt is a batch of one.
 //! Next hop of a prompt: [`crate::bridge`], the backend's layer verbs, then
 //! `compress`.
 
 use crate::backend::{Backend, ChunkRows, LayerOf, Workspace};
 use crate::bridge::Bridge;
-use crate::cache::{ActiveRoom, DecodeTail, LayerCaches, Observation, RetainedKv};
+use crate::cache::{ActiveRoom, CacheOf, DecodeTail, LayerCaches, Observation, RetainedKv};
 use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
 use crate::memory::{Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window};
 use crate::model::{Rotations, Shape};
 use crate::observe::{Observer, Progress, Tap};
-use crate::schedule::{Span, Step, step_cost};
+use crate::schedule::{Span, Step, longest, step_cost};
 use crate::select::SelectionLayout;
 use tidekv_format::TensorStore;
 
@@ -24,7 +25,8 @@ pub(crate) struct Device<'a, B: Backend> {
     pub weights: &'a B::Weights,
     pub weight_bytes: WeightBytes,
     pub shape: &'a Shape,
-    pub rotations: &'a Rotations,
+    /// Of every prompt of the batch.
+    pub rotations: &'a [Rotations],
     /// The files that the weights are read from; `None` for a backend without
     /// weights.
     pub files: Option<&'a TensorStore>,
@@ -40,14 +42,20 @@ impl<B: Backend> Device<'_, B> {
 
 /// What a prefill leaves behind.
 pub(crate) struct Prefilled<B: Backend> {
+    /// Of every prompt, in order.
+    pub prompts: Vec<PrefilledPrompt<B>>,
+    pub weights: [Charge; 2],
+}
+
+/// What is left of one prompt.
+pub(crate) struct PrefilledPrompt<B: Backend> {
     pub retained: Vec<RetainedKv<B>>,
     pub tails: Vec<DecodeTail<B>>,
     pub logits: Charged<B::Buffer>,
     pub tokens: Charged<Vec<u32>>,
-    pub weights: [Charge; 2],
 }
 
-/// Reads a prompt.
+/// Reads the prompts of a batch.
 ///
 /// # Errors
 /// [`Error::Cancelled`] by the observer, a model file that has changed, the memory
@@ -57,14 +65,14 @@ pub(crate) fn prefill<B: Backend>(
     device: &Device<'_, B>,
     config: &RunConfig,
     accountant: &Accountant,
-    tokens: &[u32],
+    prompts: &[&[u32]],
     observer: &mut dyn Observer,
 ) -> Result<Prefilled<B>, Error> {
     let shape = device.shape;
-    let mut run = Run::new(device, config, accountant, tokens)?;
-    let n_tokens = [tokens.len()];
+    let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
+    let mut run = Run::new(device, config, accountant, (prompts, &n_tokens))?;
     let steps = || config.schedule.steps(shape.n_layers, &n_tokens);
-    let cost = |step: &Step| step_cost(shape, tokens.len(), step);
+    let cost = |step: &Step| step_cost(shape, &n_tokens, step);
     let mut progress =
         Progress { done: 0.0, step: 0.0, total: steps().map(|step| cost(&step)).sum() };
     for step in steps() {
@@ -74,12 +82,13 @@ pub(crate) fn prefill<B: Backend>(
         }
         device.verify_unchanged()?;
         accountant.begin(Moment::Step(step));
-        match step {
-            Step::Embed { chunk, .. } => run.embed(chunk)?,
-            Step::Layer { layer, chunk, .. } => run.layer(layer, chunk, observer)?,
-            Step::Evict { layer, .. } => run.evict(layer)?,
-            Step::Head { .. } => run.head()?,
-        }
+        let done = match step {
+            Step::Embed { seq, chunk } => run.embed(seq, chunk),
+            Step::Layer { seq, layer, chunk } => run.layer(CacheOf { seq, layer }, chunk, observer),
+            Step::Evict { seq, layer } => run.evict(CacheOf { seq, layer }),
+            Step::Head { seq } => run.head(seq),
+        };
+        done.map_err(|error| error.of_prompt(step.seq(), prompts.len()))?;
         observer.after(&step, &accountant.step(), &run.tap(step));
         progress.done += progress.step;
     }
@@ -94,16 +103,45 @@ struct Run<'a, B: Backend> {
     device: &'a Device<'a, B>,
     config: &'a RunConfig,
     accountant: &'a Accountant,
-    selections: Vec<SelectionLayout>,
-    tokens: Charged<Vec<u32>>,
+    sequences: Vec<Sequence<B>>,
     bridge: Bridge<B>,
     work: Workspace<B>,
     /// One per layer that may be active; layer l uses number l mod the count.
     observations: Vec<Observation<B>>,
     caches: LayerCaches<B>,
+    weights: [Charge; 2],
+}
+
+/// What belongs to one prompt from the beginning.
+struct Sequence<B: Backend> {
+    selections: Vec<SelectionLayout>,
+    /// W.
+    window: usize,
+    tokens: Charged<Vec<u32>>,
     tails: Vec<DecodeTail<B>>,
     logits: Charged<B::Buffer>,
-    weights: [Charge; 2],
+}
+
+impl<B: Backend> Sequence<B> {
+    fn new(
+        (backend, accountant): (&B, &Accountant),
+        shape: &Shape,
+        config: &RunConfig,
+        (tokens, selections): (&[u32], Vec<SelectionLayout>),
+    ) -> Result<Self, Error> {
+        let on = (backend, accountant);
+        let bytes = layout::tokens(tokens.len());
+        let tail_rows = config.tail_rows(shape);
+        Ok(Sequence {
+            window: window(&selections),
+            selections,
+            tokens: Charged::new(accountant, Component::Tokens, bytes, || Ok(tokens.to_vec()))?,
+            tails: (0..shape.n_layers)
+                .map(|_| DecodeTail::new(on, shape, config.kv, tail_rows))
+                .collect::<Result<_, _>>()?,
+            logits: logits_buffer(on, shape)?,
+        })
+    }
 }
 
 impl<'a, B: Backend> Run<'a, B> {
@@ -111,12 +149,12 @@ impl<'a, B: Backend> Run<'a, B> {
         device: &'a Device<'a, B>,
         config: &'a RunConfig,
         accountant: &'a Accountant,
-        tokens: &[u32],
+        (prompts, n_tokens): (&[&[u32]], &[usize]),
     ) -> Result<Self, Error> {
         let Device { backend, shape, .. } = *device;
-        let n_tokens = tokens.len();
-        let selections = config.selections(shape, n_tokens)?;
-        let window = window(&selections);
+        let selections = config.batch_selections(shape, n_tokens)?;
+        let window = selections.iter().map(|layers| window(layers)).max().unwrap_or(0);
+        let longest = longest(n_tokens);
         let schedule = &config.schedule;
         let on = (backend, accountant);
         let active_layers = schedule.active_layers(shape.n_layers);
@@ -124,53 +162,55 @@ impl<'a, B: Backend> Run<'a, B> {
             accountant.charge(Component::Weights, device.weight_bytes.held)?,
             accountant.charge(Component::WeightsMapped, device.weight_bytes.mapped)?,
         ];
-        let tail_rows = config.tail_rows(shape);
-        let room = ActiveRoom { layers: active_layers, element: config.kv, n_tokens };
+        let room =
+            ActiveRoom { layers: active_layers, element: config.kv, n_tokens: n_tokens.to_vec() };
+        let sequence = |of| Sequence::new(on, shape, config, of);
         Ok(Run {
             device,
             config,
             accountant,
             weights,
-            tokens: Charged::new(accountant, Component::Tokens, layout::tokens(n_tokens), || {
-                Ok(tokens.to_vec())
-            })?,
+            sequences: prompts
+                .iter()
+                .copied()
+                .zip(selections)
+                .map(sequence)
+                .collect::<Result<_, _>>()?,
             bridge: Bridge::new(on, shape, config.bridge, schedule, n_tokens)?,
-            work: workspace(on, shape, schedule.chunk().rows(n_tokens), Some(window))?,
+            work: workspace(on, shape, schedule.chunk().rows(longest), Some(window))?,
             observations: (0..if window > 0 { active_layers } else { 0 })
-                .map(|_| Observation::new(on, shape, window, n_tokens))
+                .map(|_| Observation::new(on, shape, window))
                 .collect::<Result<_, _>>()?,
             caches: LayerCaches::new(shape.n_layers, room),
-            tails: (0..shape.n_layers)
-                .map(|_| DecodeTail::new(on, shape, config.kv, tail_rows))
-                .collect::<Result<_, _>>()?,
-            logits: logits_buffer(on, shape)?,
-            selections,
         })
     }
 
-    fn embed(&mut self, chunk: Span) -> Result<(), Error> {
+    fn embed(&mut self, seq: usize, chunk: Span) -> Result<(), Error> {
         let Device { backend, weights, .. } = *self.device;
-        let row = self.bridge.row_of(chunk);
-        let tokens = &self.tokens[chunk.start..chunk.end()];
+        let row = self.bridge.row_of(seq, chunk);
+        let tokens = &self.sequences[seq].tokens[chunk.start..chunk.end()];
         Ok(backend.embed(weights, tokens, &mut self.bridge, row)?)
     }
 
     fn layer(
         &mut self,
-        index: usize,
+        at: CacheOf,
         chunk: Span,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let Device { backend, weights, shape, rotations, .. } = *self.device;
-        let rows = self.rows_to_compute(index, chunk);
-        let layer = LayerOf { weights, index, rope: rotations.of_layer(index) };
-        let active = self.caches.open((backend, self.accountant), shape, index)?;
+        let CacheOf { seq, layer: index } = at;
+        let rows = self.rows_to_compute(at, chunk);
+        let layer = LayerOf { weights, index, rope: rotations[seq].of_layer(index) };
+        let active = self.caches.open((backend, self.accountant), shape, at)?;
         backend.qkv(layer, &rows, &self.bridge, &mut self.work, active)?;
         let slot = index % self.observations.len().max(1);
-        if let Some(observation) = self.observations.get_mut(slot)
-            && let Some((in_window, at)) = observation.rows_in(chunk)
-        {
-            backend.keep_queries(&rows, in_window, &self.work, observation, at)?;
+        if let Some(observation) = self.observations.get_mut(slot) {
+            let sequence = &self.sequences[seq];
+            observation.look_at(sequence.window, sequence.tokens.len());
+            if let Some((in_window, at)) = observation.rows_in(chunk) {
+                backend.keep_queries(&rows, in_window, &self.work, observation, at)?;
+            }
         }
         if rows.first_output < chunk.len {
             backend.attend(layer, &rows, &self.bridge, &mut self.work, active)?;
@@ -178,7 +218,7 @@ impl<'a, B: Backend> Run<'a, B> {
         }
         let last = index + 1 == shape.n_layers;
         if last && self.config.outputs == Outputs::AllLogits {
-            self.stream_logits(chunk, observer)?;
+            self.stream_logits(seq, chunk, observer)?;
         }
         Ok(())
     }
@@ -186,73 +226,86 @@ impl<'a, B: Backend> Run<'a, B> {
     /// Which rows of a chunk a layer computes. Where only the last token's
     /// logits are wanted, the last layer needs queries of the observation window
     /// and the output of the last row; K/V always of all rows.
-    fn rows_to_compute(&self, layer: usize, chunk: Span) -> ChunkRows {
-        let bridge_row = self.bridge.row_of(chunk);
+    fn rows_to_compute(&self, CacheOf { seq, layer }: CacheOf, chunk: Span) -> ChunkRows {
+        let bridge_row = self.bridge.row_of(seq, chunk);
         let all = ChunkRows { span: chunk, bridge_row, first_query: 0, first_output: 0 };
         let last_layer = layer + 1 == self.device.shape.n_layers;
         if !last_layer || self.config.outputs != Outputs::LastLogits {
             return all;
         }
-        let last = self.tokens.len() - 1;
-        let window = self.observations.first().map_or(last, |observation| observation.first);
+        let Sequence { tokens, window, .. } = &self.sequences[seq];
+        let last = tokens.len() - 1;
+        let in_window = tokens.len().saturating_sub(*window);
         let inside = |position: usize| position.saturating_sub(chunk.start).min(chunk.len);
-        ChunkRows { first_query: inside(window.min(last)), first_output: inside(last), ..all }
+        ChunkRows { first_query: inside(in_window.min(last)), first_output: inside(last), ..all }
     }
 
-    fn evict(&mut self, layer: usize) -> Result<(), Error> {
+    fn evict(&mut self, at: CacheOf) -> Result<(), Error> {
         let Device { backend, shape, .. } = *self.device;
         let end = LayerEnd {
             backend,
             accountant: self.accountant,
             shape,
             config: self.config,
-            layer,
-            selection: &self.selections[layer],
-            active: self.caches.active(layer)?,
+            layer: at.layer,
+            selection: &self.sequences[at.seq].selections[at.layer],
+            active: self.caches.active(at)?,
         };
-        let slot = layer % self.observations.len().max(1);
+        let slot = at.layer % self.observations.len().max(1);
         let retained = end.compress(self.observations.get_mut(slot), &mut self.work)?;
-        self.caches.commit(layer, retained);
+        self.caches.commit(at, retained);
         Ok(())
     }
 
-    fn head(&mut self) -> Result<(), Error> {
+    fn head(&mut self, seq: usize) -> Result<(), Error> {
         let Device { backend, weights, .. } = *self.device;
-        let position = self.tokens.len() - 1;
-        let row = self.last_row(position);
+        let row = self.last_row(seq);
+        let Sequence { tokens, logits, .. } = &mut self.sequences[seq];
         backend
-            .logits(weights, (&self.bridge, row), &mut self.work, &mut self.logits)
-            .map_err(|error| error.at(position))?;
+            .logits(weights, (&self.bridge, row), &mut self.work, logits)
+            .map_err(|error| error.at(tokens.len() - 1))?;
         Ok(backend.sync()?)
     }
 
-    /// Bridge row of a position of the last chunk.
-    fn last_row(&self, position: usize) -> usize {
-        let size = self.config.schedule.chunk().rows(self.tokens.len());
-        let start = position / size * size;
-        let chunk = Span { start, len: self.tokens.len() - start };
-        self.bridge.row_of(chunk) + position - start
+    /// Bridge row of the last token of a sequence.
+    fn last_row(&self, seq: usize) -> usize {
+        let n_tokens = self.sequences[seq].tokens.len();
+        let size = self.config.schedule.chunk().rows(n_tokens);
+        let start = (n_tokens - 1) / size * size;
+        let chunk = Span { start, len: n_tokens - start };
+        self.bridge.row_of(seq, chunk) + chunk.len - 1
     }
 
-    fn stream_logits(&mut self, chunk: Span, observer: &mut dyn Observer) -> Result<(), Error> {
+    fn stream_logits(
+        &mut self,
+        seq: usize,
+        chunk: Span,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
         let Device { backend, weights, shape, .. } = *self.device;
-        let first = self.bridge.row_of(chunk);
+        let first = self.bridge.row_of(seq, chunk);
+        let logits = &mut self.sequences[seq].logits;
         let mut row = vec![0.0; shape.vocab];
         for offset in 0..chunk.len {
             let at = (&self.bridge, first + offset);
             backend
-                .logits(weights, at, &mut self.work, &mut self.logits)
+                .logits(weights, at, &mut self.work, logits)
                 .map_err(|error| error.at(chunk.start + offset))?;
             backend.sync()?;
-            backend.read(&self.logits, crate::Element::F32, 0, &mut row);
-            observer.logits_row(chunk.start + offset, &row);
+            backend.read(logits, crate::Element::F32, 0, &mut row);
+            observer.logits_row(seq, chunk.start + offset, &row);
         }
         Ok(())
     }
 
     fn finish(self) -> Result<Prefilled<B>, Error> {
-        let Run { caches, tails, logits, tokens, weights, .. } = self;
-        Ok(Prefilled { retained: caches.into_retained()?, tails, logits, tokens, weights })
+        let Run { caches, sequences, weights, .. } = self;
+        let with_cache = |(sequence, retained)| {
+            let Sequence { tokens, tails, logits, .. } = sequence;
+            PrefilledPrompt { retained, tails, logits, tokens }
+        };
+        let prompts = sequences.into_iter().zip(caches.into_retained()?).map(with_cache).collect();
+        Ok(Prefilled { prompts, weights })
     }
 
     fn tap(&self, step: Step) -> RunTap<'_, 'a, B> {
@@ -298,20 +351,20 @@ struct RunTap<'r, 'a, B: Backend> {
 
 impl<B: Backend> Tap for RunTap<'_, '_, B> {
     fn hidden(&self) -> Option<(usize, Vec<f32>)> {
-        let (Step::Embed { chunk, .. } | Step::Layer { chunk, .. }) = self.step else {
+        let (Step::Embed { seq, chunk } | Step::Layer { seq, chunk, .. }) = self.step else {
             return None;
         };
         let Bridge { buffer, element, d_model, .. } = &self.run.bridge;
         let mut rows = vec![0.0; chunk.len * d_model];
-        let at = self.run.bridge.row_of(chunk) * d_model;
+        let at = self.run.bridge.row_of(seq, chunk) * d_model;
         self.run.device.backend.read(buffer, *element, at, &mut rows);
         Some((chunk.start, rows))
     }
 
     fn active_kv(&self) -> Option<(Vec<f32>, Vec<f32>)> {
-        let Step::Evict { layer, .. } = self.step else { return None };
+        let Step::Evict { seq, layer } = self.step else { return None };
         let Device { backend, shape, .. } = *self.run.device;
-        let active = self.run.caches.active(layer).ok()?;
+        let active = self.run.caches.active(CacheOf { seq, layer }).ok()?;
         // Gathering everything turns the backend's layout into rows. The copy
         // is the observer's, not the run's, so it has a ledger of its own.
         let ledger = Accountant::new(None);

@@ -1,7 +1,7 @@
 //! The run report: one object with every figure of a run, as `--json` writes it.
 
 use crate::backend::Backend;
-use crate::memory::{Accountant, Breakdown, Moment, Plan, process_memory};
+use crate::memory::{Breakdown, Moment, Plan, process_memory};
 use crate::sample::{Logprobs, TokenLogprob};
 use crate::session::Session;
 use crate::text::Tokenizer;
@@ -70,9 +70,9 @@ pub struct RunReport {
     pub seed: u64,
     /// Seconds to the first token.
     pub ttft_s: f64,
-    /// Seconds of prefill.
+    /// Seconds of prefill, of all prompts that were read together.
     pub prefill_s: f64,
-    /// Seconds of layer-end compression.
+    /// Seconds of layer-end compression, of all of them.
     pub compress_s: f64,
     /// Decode rate after the first token; 0 without a second token.
     pub decode_tokens_per_s: f64,
@@ -133,7 +133,7 @@ impl LogprobReport {
     }
 }
 
-/// Memory of a run.
+/// Memory of a run: of all prompts that were read together.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryReport {
     /// Peak the plan foresaw.
@@ -240,14 +240,15 @@ impl From<&Plan> for PlannedMemory {
 }
 
 impl MemoryReport {
-    fn new(plan: &Plan, accountant: &Accountant, facts: &Facts) -> Self {
+    fn new<B: Backend>(session: &Session<'_, B>, facts: &Facts) -> Self {
+        let (plan, accountant) = (session.plan(), session.accountant());
         let peak = accountant.peak();
         let accounted = peak.bytes.total();
         MemoryReport {
             planned_peak_bytes: plan.peak_bytes(),
             accounted_peak_bytes: accounted,
             peak_at: peak.at.into(),
-            transient_peak_bytes: accounted.saturating_sub(accountant.live().held()),
+            transient_peak_bytes: accounted.saturating_sub(session.held().held()),
             retained_bytes: plan.retained_bytes(),
             components_at_peak: component_bytes(&peak.bytes),
             components_max: component_bytes(&accountant.max()),
@@ -285,7 +286,7 @@ impl RunReport {
             prefill_s: facts.prefill_s,
             compress_s: facts.compress_s,
             decode_tokens_per_s: if facts.decode_s > 0.0 { fed / facts.decode_s } else { 0.0 },
-            memory: MemoryReport::new(session.plan(), session.accountant(), &facts),
+            memory: MemoryReport::new(session, &facts),
             kept: kept(session),
             logprobs: facts.logprobs.as_ref().map(of_answer),
             prompt_logprobs: facts.prompt_logprobs.as_ref().map(of_prompt),

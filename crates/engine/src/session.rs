@@ -8,10 +8,32 @@ use crate::config::RunConfig;
 use crate::element::Element;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::memory::{Accountant, Charge, Charged, Plan};
+use crate::memory::{Accountant, Breakdown, Charge, Charged, Plan};
 use crate::model::Rotations;
 use crate::position::Pos;
-use crate::prefill::Prefilled;
+use crate::prefill::PrefilledPrompt;
+use std::sync::Arc;
+
+/// What the sessions of a batch have in common. It goes with the last of them.
+pub(crate) struct Batch {
+    accountant: Accountant,
+    plan: Plan,
+    /// Live when prefill had ended.
+    held: Breakdown,
+    config: RunConfig,
+    _weights: [Charge; 2],
+}
+
+impl Batch {
+    /// A batch whose sessions have all their memory.
+    pub(crate) fn new(
+        (accountant, plan): (Accountant, Plan),
+        config: RunConfig,
+        weights: [Charge; 2],
+    ) -> Self {
+        Batch { held: accountant.live(), accountant, plan, config, _weights: weights }
+    }
+}
 
 /// The compressed cache of a prompt, with room for new tokens.
 ///
@@ -47,23 +69,19 @@ pub struct Session<'e, B: Backend> {
     logits: Charged<B::Buffer>,
     tokens: Charged<Vec<u32>>,
     fed: Vec<u32>,
-    accountant: Accountant,
-    plan: Plan,
-    config: RunConfig,
     // Frozen at the prompt's length.
     rotations: Rotations,
-    _weights: [Charge; 2],
+    batch: Arc<Batch>,
 }
 
 impl<'e, B: Backend> Session<'e, B> {
     pub(crate) fn new(
         engine: &'e Engine<B>,
-        prefilled: Prefilled<B>,
-        work: Workspace<B>,
-        (accountant, plan): (Accountant, Plan),
-        (config, rotations): (RunConfig, Rotations),
+        batch: Arc<Batch>,
+        (prompt, work): (PrefilledPrompt<B>, Workspace<B>),
+        rotations: Rotations,
     ) -> Self {
-        let Prefilled { retained, tails, logits, tokens, weights } = prefilled;
+        let PrefilledPrompt { retained, tails, logits, tokens } = prompt;
         Session {
             engine,
             retained,
@@ -73,17 +91,14 @@ impl<'e, B: Backend> Session<'e, B> {
             logits,
             tokens,
             fed: Vec::new(),
-            accountant,
-            plan,
-            config,
             rotations,
-            _weights: weights,
+            batch,
         }
     }
 
     /// Settings of the run.
     pub fn config(&self) -> &RunConfig {
-        &self.config
+        &self.batch.config
     }
 
     /// The engine.
@@ -106,14 +121,20 @@ impl<'e, B: Backend> Session<'e, B> {
         &self.retained
     }
 
-    /// The run's ledger.
+    /// The run's ledger: of all the sessions of its batch that are alive.
     pub fn accountant(&self) -> &Accountant {
-        &self.accountant
+        &self.batch.accountant
     }
 
-    /// The run's plan.
+    /// The run's plan: of its whole batch.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.batch.plan
+    }
+
+    /// Bytes that were live when prefill had ended: those of the whole batch,
+    /// whichever of its sessions are still alive.
+    pub fn held(&self) -> Breakdown {
+        self.batch.held
     }
 
     /// True absolute position of the next token: S plus the tokens fed since,
@@ -151,7 +172,7 @@ impl<'e, B: Backend> Session<'e, B> {
         if self.room() == 0 {
             return Err(Error::Setting {
                 setting: "max_new_tokens",
-                value: self.config.max_new_tokens.to_string(),
+                value: self.config().max_new_tokens.to_string(),
                 reason: "is used up, or the context is full; no further token can be fed",
             });
         }

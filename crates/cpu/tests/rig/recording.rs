@@ -46,26 +46,58 @@ impl Observer for Recording {
     }
 }
 
+/// Recordings of the prompts of a batch.
+struct Recordings(Vec<Recording>);
+
+impl Observer for Recordings {
+    fn before(&mut self, step: &Step, progress: &Progress, tap: &dyn Tap) -> ControlFlow<()> {
+        self.0[step.seq()].before(step, progress, tap)
+    }
+
+    fn after(&mut self, step: &Step, memory: &StepMemory, tap: &dyn Tap) {
+        self.0[step.seq()].after(step, memory, tap);
+    }
+}
+
 /// Reads a prompt and records everything.
 pub fn record<'e>(
     engine: &'e Engine<Cpu>,
     tokens: &[u32],
     config: &RunConfig,
 ) -> (Recording, Session<'e, Cpu>) {
-    let mut recording = Recording::default();
-    let session = engine.prefill(tokens, config, &mut recording).unwrap();
-    let shape = &engine.model().spec.shape;
-    for retained in session.retained() {
-        let read = |buffer| {
-            let mut numbers = vec![0.0; retained.kept.positions().len() * shape.head_dim];
-            engine.backend().read(buffer, retained.element, 0, &mut numbers);
-            numbers
-        };
-        recording.retained.push(Kv { k: read(&retained.k), v: read(&retained.v) });
-        recording.kept.push(retained.kept.clone());
+    record_batch(engine, &[tokens], config).pop().unwrap()
+}
+
+/// Reads prompts together and records everything of each.
+pub fn record_batch<'e>(
+    engine: &'e Engine<Cpu>,
+    prompts: &[&[u32]],
+    config: &RunConfig,
+) -> Vec<(Recording, Session<'e, Cpu>)> {
+    let mut recordings = Recordings(vec![Recording::default(); prompts.len()]);
+    let sessions = engine.prefill_batch(prompts, config, &mut recordings).unwrap();
+    assert_eq!(sessions.len(), prompts.len());
+    let mut recorded: Vec<_> = recordings.0.into_iter().zip(sessions).collect();
+    recorded.iter_mut().for_each(|(recording, session)| recording.finish(session));
+    recorded
+}
+
+impl Recording {
+    /// What prefill has left behind.
+    fn finish(&mut self, session: &Session<'_, Cpu>) {
+        let engine = session.engine();
+        let shape = &engine.model().spec.shape;
+        for retained in session.retained() {
+            let read = |buffer| {
+                let mut numbers = vec![0.0; retained.kept.positions().len() * shape.head_dim];
+                engine.backend().read(buffer, retained.element, 0, &mut numbers);
+                numbers
+            };
+            self.retained.push(Kv { k: read(&retained.k), v: read(&retained.v) });
+            self.kept.push(retained.kept.clone());
+        }
+        self.logits = session.logits();
     }
-    recording.logits = session.logits();
-    (recording, session)
 }
 
 /// Panics unless both runs computed the same bits before eviction: hidden states

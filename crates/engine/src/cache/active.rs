@@ -1,6 +1,5 @@
 //! Uncompressed K/V of a layer that is being built.
 
-use super::ActiveRoom;
 use crate::backend::Backend;
 use crate::element::Element;
 use crate::error::Error;
@@ -22,28 +21,23 @@ pub struct ActiveKv<B: Backend + ?Sized> {
 }
 
 impl<B: Backend> ActiveKv<B> {
-    /// Allocates an empty cache.
+    /// Allocates an empty cache with room for `n_tokens` tokens.
     ///
     /// # Errors
     /// The memory limit, or the system's refusal.
     pub fn new(
         (backend, accountant): (&B, &Accountant),
         shape: &Shape,
-        room: ActiveRoom,
+        element: Element,
+        n_tokens: usize,
     ) -> Result<Self, Error> {
-        let bytes = backend.sizes().active_half(shape, room.element, room.n_tokens);
+        let bytes = backend.sizes().active_half(shape, element, n_tokens);
         let half =
             || Charged::new(accountant, Component::ActiveKv, bytes, || Ok(backend.alloc(bytes)?));
-        Ok(ActiveKv {
-            k: half()?,
-            v: half()?,
-            element: room.element,
-            capacity: room.n_tokens,
-            len: 0,
-        })
+        Ok(ActiveKv { k: half()?, v: half()?, element, capacity: n_tokens, len: 0 })
     }
 
-    /// The same memory for another layer. Rows beyond `len` are never read, so
+    /// The same memory for another layer or sequence. Rows beyond `len` are never read, so
     /// nothing is cleared.
     pub(crate) fn emptied(self) -> Self {
         ActiveKv { len: 0, ..self }

@@ -1,9 +1,12 @@
-//! The caches of one sequence: each layer goes from empty to active (all K/V of
-//! the prompt) to retained (what the selector kept).
+//! The caches of a batch: each layer of each sequence goes from empty to active
+//! (all K/V of the prompt) to retained (what the selector kept).
 //!
 //! The single-active-layer invariant of the paper is a rule of
 //! [`LayerCaches::open`]: a layer-major schedule owns room for one active layer,
-//! and opening a second is an error, not an allocation.
+//! and opening a second is an error, not an allocation. The one allocation has
+//! room for the longest prompt and serves all layers and sequences in turn, so
+//! that each page is touched for the first time once per run. Where more layers
+//! may be active, each has room for its own prompt and is released at its end.
 
 mod active;
 mod observation;
@@ -16,6 +19,7 @@ pub use retained::{DecodeTail, RetainedKv};
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::memory::Accountant;
+use crate::schedule::longest;
 
 /// State of one layer's cache.
 enum LayerState<B: Backend + ?Sized> {
@@ -25,33 +29,63 @@ enum LayerState<B: Backend + ?Sized> {
 }
 
 /// What active caches of a run look like, and how many may exist.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ActiveRoom {
-    /// Layers that may be active at the same time.
+    /// Layers that may be active at the same time, over all sequences.
     pub layers: usize,
     /// Storage type.
     pub element: crate::element::Element,
-    /// Prompt tokens a cache has room for.
-    pub n_tokens: usize,
+    /// S of every sequence.
+    pub n_tokens: Vec<usize>,
 }
 
-/// The caches of all layers of one sequence.
+impl ActiveRoom {
+    /// Tokens that the active cache of a sequence's layer has room for.
+    fn tokens(&self, seq: usize) -> usize {
+        match self.layers {
+            1 => longest(&self.n_tokens),
+            _ => self.n_tokens[seq],
+        }
+    }
+}
+
+/// A layer of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheOf {
+    /// Sequence of the batch.
+    pub seq: usize,
+    /// Layer.
+    pub layer: usize,
+}
+
+/// The caches of all layers of all sequences.
 pub struct LayerCaches<B: Backend + ?Sized> {
-    layers: Vec<LayerState<B>>,
+    /// `[B][N]`.
+    sequences: Vec<Vec<LayerState<B>>>,
     room: ActiveRoom,
-    // A layer-major run reuses one allocation for all layers, so that each page
-    // is touched for the first time once per run and not once per layer.
+    /// Layers that are active.
+    active: usize,
+    /// Layers that are still empty.
+    empty: usize,
+    /// The one allocation, between two layers.
     spare: Option<ActiveKv<B>>,
 }
 
 impl<B: Backend> LayerCaches<B> {
-    /// Caches of `n_layers` empty layers.
+    /// Empty caches of sequences of `n_layers` layers each.
     pub fn new(n_layers: usize, room: ActiveRoom) -> Self {
-        let layers = (0..n_layers).map(|_| LayerState::Empty).collect();
-        LayerCaches { layers, room, spare: None }
+        let n_seqs = room.n_tokens.len();
+        let layers = || (0..n_layers).map(|_| LayerState::Empty).collect();
+        LayerCaches {
+            sequences: (0..n_seqs).map(|_| layers()).collect(),
+            room,
+            active: 0,
+            empty: n_seqs * n_layers,
+            spare: None,
+        }
     }
 
-    /// The active cache of `layer`, opened if the layer is still empty.
+    /// The active cache of a layer, opened if the layer is still empty.
     ///
     /// # Errors
     /// [`Error::ActiveLayers`] when the schedule has no room for another active
@@ -61,71 +95,70 @@ impl<B: Backend> LayerCaches<B> {
         &mut self,
         (backend, accountant): (&B, &Accountant),
         shape: &crate::model::Shape,
-        layer: usize,
+        CacheOf { seq, layer }: CacheOf,
     ) -> Result<&mut ActiveKv<B>, Error> {
-        let active = self.active_layers();
-        let refused = Error::ActiveLayers { layer, active, room: self.room.layers };
-        if matches!(self.layers[layer], LayerState::Empty) {
-            if active >= self.room.layers {
+        let refused = self.no_room(layer);
+        let state = &mut self.sequences[seq][layer];
+        if matches!(state, LayerState::Empty) {
+            if self.active >= self.room.layers {
                 return Err(refused);
             }
+            let (element, n_tokens) = (self.room.element, self.room.tokens(seq));
             let cache = match self.spare.take() {
                 Some(cache) => cache,
-                None => ActiveKv::new((backend, accountant), shape, self.room)?,
+                None => ActiveKv::new((backend, accountant), shape, element, n_tokens)?,
             };
-            self.layers[layer] = LayerState::Active(cache);
+            *state = LayerState::Active(cache);
+            self.active += 1;
+            self.empty -= 1;
         }
-        match &mut self.layers[layer] {
+        match state {
             LayerState::Active(cache) => Ok(cache),
             LayerState::Empty | LayerState::Retained(_) => Err(refused),
         }
     }
 
-    /// The active cache of `layer`.
+    /// The active cache of a layer.
     ///
     /// # Errors
     /// [`Error::ActiveLayers`] when the layer is not active.
-    pub fn active(&self, layer: usize) -> Result<&ActiveKv<B>, Error> {
-        match &self.layers[layer] {
+    pub fn active(&self, CacheOf { seq, layer }: CacheOf) -> Result<&ActiveKv<B>, Error> {
+        match &self.sequences[seq][layer] {
             LayerState::Active(cache) => Ok(cache),
-            LayerState::Empty | LayerState::Retained(_) => Err(Error::ActiveLayers {
-                layer,
-                active: self.active_layers(),
-                room: self.room.layers,
-            }),
+            LayerState::Empty | LayerState::Retained(_) => Err(self.no_room(layer)),
         }
     }
 
     /// Ends an active layer: `retained` takes its place and the full K/V are
-    /// released, to the next layer if there is one to build in their room.
-    pub fn commit(&mut self, layer: usize, retained: RetainedKv<B>) {
-        let previous = std::mem::replace(&mut self.layers[layer], LayerState::Retained(retained));
-        let more = self.layers.iter().any(|state| matches!(state, LayerState::Empty));
-        if let (LayerState::Active(cache), true) = (previous, more) {
-            self.spare = Some(cache.emptied());
+    /// released, where there is one allocation to the next layer to come.
+    pub fn commit(&mut self, CacheOf { seq, layer }: CacheOf, retained: RetainedKv<B>) {
+        let state = &mut self.sequences[seq][layer];
+        let previous = std::mem::replace(state, LayerState::Retained(retained));
+        if let LayerState::Active(cache) = previous {
+            self.active -= 1;
+            if self.room.layers == 1 && self.empty > 0 {
+                self.spare = Some(cache.emptied());
+            }
         }
     }
 
-    /// The retained caches of all layers.
+    /// The retained caches of all layers, `[B][N]`.
     ///
     /// # Errors
     /// [`Error::ActiveLayers`] when a layer has not been compressed.
-    pub fn into_retained(self) -> Result<Vec<RetainedKv<B>>, Error> {
-        let active = self.active_layers();
-        let room = self.room.layers;
-        self.layers
-            .into_iter()
-            .enumerate()
-            .map(|(layer, state)| match state {
-                LayerState::Retained(cache) => Ok(cache),
-                LayerState::Empty | LayerState::Active(_) => {
-                    Err(Error::ActiveLayers { layer, active, room })
-                }
-            })
-            .collect()
+    pub fn into_retained(self) -> Result<Vec<Vec<RetainedKv<B>>>, Error> {
+        let LayerCaches { sequences, room, active, .. } = self;
+        let retained = |(layer, state)| match state {
+            LayerState::Retained(cache) => Ok(cache),
+            LayerState::Empty | LayerState::Active(_) => {
+                Err(Error::ActiveLayers { layer, active, room: room.layers })
+            }
+        };
+        let of_sequence = |layers: Vec<_>| layers.into_iter().enumerate().map(retained).collect();
+        sequences.into_iter().map(of_sequence).collect()
     }
 
-    fn active_layers(&self) -> usize {
-        self.layers.iter().filter(|state| matches!(state, LayerState::Active(_))).count()
+    fn no_room(&self, layer: usize) -> Error {
+        Error::ActiveLayers { layer, active: self.active, room: self.room.layers }
     }
 }

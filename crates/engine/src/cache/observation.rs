@@ -7,33 +7,40 @@ use crate::model::Shape;
 use crate::schedule::Span;
 use std::ops::Range;
 
-/// Queries of the prompt's last W tokens, post-rotation, `[Hq, W, D]` f32, and
+/// Queries of a prompt's last W tokens, post-rotation, `[Hq, W, D]` f32, and
 /// their softmax statistics. The window belongs to the prompt, not to a chunk:
-/// it may span the last chunks.
+/// it may span the last chunks. The sequences of a batch use it in turn.
 pub struct Observation<B: Backend + ?Sized> {
-    /// Queries, then maxima `[Hq, W]`, then normalisers `[Hq, W]`.
+    /// Queries, then maxima `[Hq, W]`, then normalisers `[Hq, W]`; the rest is
+    /// room for longer windows.
     pub buffer: Charged<B::Buffer>,
-    /// W.
+    /// W of the sequence at work.
     pub window: usize,
     /// Absolute position of the window's first query.
     pub first: usize,
 }
 
 impl<B: Backend> Observation<B> {
-    /// Allocates the window of a prompt of `n_tokens` tokens.
+    /// Allocates room for windows of up to `room` queries.
     ///
     /// # Errors
     /// The memory limit, or the system's refusal.
     pub fn new(
         (backend, accountant): (&B, &Accountant),
         shape: &Shape,
-        window: usize,
-        n_tokens: usize,
+        room: usize,
     ) -> Result<Self, Error> {
-        let bytes = layout::observation(shape, window);
+        let bytes = layout::observation(shape, room);
         let buffer =
             Charged::new(accountant, Component::Observation, bytes, || Ok(backend.alloc(bytes)?))?;
-        Ok(Observation { buffer, window, first: n_tokens.saturating_sub(window) })
+        Ok(Observation { buffer, window: 0, first: 0 })
+    }
+
+    /// Looks at the last `window` of a prompt's `n_tokens` tokens. `window` is at
+    /// most the room there is.
+    pub fn look_at(&mut self, window: usize, n_tokens: usize) {
+        self.window = window;
+        self.first = n_tokens.saturating_sub(window);
     }
 
     /// Rows of `chunk` that belong to the window, and the window row of the

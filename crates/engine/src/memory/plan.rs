@@ -12,7 +12,7 @@ use crate::backend::Sizes;
 use crate::config::RunConfig;
 use crate::error::Error;
 use crate::model::Shape;
-use crate::schedule::{Schedule, Step};
+use crate::schedule::{Step, longest};
 use crate::select::{LayerContext, ScoreRows, ScoreSource, SelectionLayout};
 
 /// Bytes of a model's weights.
@@ -35,14 +35,16 @@ pub struct PlanInput<'a> {
     pub sizes: &'a dyn Sizes,
     /// The run's settings.
     pub config: &'a RunConfig,
-    /// S, tokens of the prompt.
-    pub n_tokens: usize,
+    /// S of every prompt of the batch.
+    pub n_tokens: &'a [usize],
 }
 
 /// Memory of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// S.
+    /// B.
+    pub n_prompts: usize,
+    /// S, summed over the prompts.
     pub n_tokens: usize,
     /// The largest total, what makes it up and when it is reached.
     pub peak: Peak,
@@ -74,7 +76,7 @@ impl Plan {
     }
 }
 
-/// Plans a run of one prompt. [`crate::Engine::plan`] does so for a loaded model;
+/// Plans a run of a batch of prompts. [`crate::Engine::plan`] does so for a loaded model;
 /// here the model need not exist:
 ///
 /// ```
@@ -84,13 +86,13 @@ impl Plan {
 /// use tidekv::model::Shape;
 /// use tidekv_cpu::{CpuConfig, CpuSizes};
 ///
-/// let four_threads = CpuConfig { threads: NonZeroUsize::new(4), tier: None };
+/// let four_threads = CpuConfig { threads: NonZeroUsize::new(4), ..CpuConfig::default() };
 /// let plan = plan(&PlanInput {
 ///     shape: &Shape::named("llama-3.1-8b").ok_or("no such shape")?,
 ///     weights: WeightBytes { held: 1 << 20, mapped: 5 << 30 },
 ///     sizes: &CpuSizes::new(&four_threads)?,
 ///     config: &RunConfig::default(),
-///     n_tokens: 131_072,
+///     n_tokens: &[131_072],
 /// })?;
 /// // Hidden states of the prompt between layers, and what is left of all K/V: bytes.
 /// assert_eq!(plan.max[Component::Bridge], 1 << 30);
@@ -100,7 +102,8 @@ impl Plan {
 /// ```
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], or a selector that cannot work on this prompt.
+/// [`Error::EmptyBatch`], [`Error::EmptyPrompt`], or a selector that cannot work on
+/// a prompt; of several prompts the error says which ([`Error::OfPrompt`]).
 pub fn plan(input: &PlanInput<'_>) -> Result<Plan, Error> {
     plan_steps(input, |_| ())
 }
@@ -111,22 +114,25 @@ pub fn plan(input: &PlanInput<'_>) -> Result<Plan, Error> {
 /// As [`plan`].
 pub fn plan_steps(input: &PlanInput<'_>, mut each: impl FnMut(&StepMemory)) -> Result<Plan, Error> {
     let PlanInput { shape, config, n_tokens, .. } = *input;
-    if n_tokens == 0 {
-        return Err(Error::EmptyPrompt);
-    }
-    let selections = config.selections(shape, n_tokens)?;
+    let selections = config.batch_selections(shape, n_tokens)?;
     let mut fold = Fold::new(before_steps(input, &selections));
-    for step in config.schedule.steps(shape.n_layers, &[n_tokens]) {
+    for step in config.schedule.steps(shape.n_layers, n_tokens) {
         let memory = fold.step(input, &selections, step);
         each(&memory);
     }
     let held = fold.end_prefill(input);
-    Ok(Plan { n_tokens, peak: fold.peak, max: fold.max, held })
+    Ok(Plan {
+        n_prompts: n_tokens.len(),
+        n_tokens: n_tokens.iter().copied().fold(0, usize::saturating_add),
+        peak: fold.peak,
+        max: fold.max,
+        held,
+    })
 }
 
-/// Half of the uncompressed K/V of one layer.
-fn active_half(input: &PlanInput<'_>) -> u64 {
-    input.sizes.active_half(input.shape, input.config.kv, input.n_tokens)
+/// Uncompressed K/V of one layer of a prompt of `n_tokens` tokens.
+fn active_layer(input: &PlanInput<'_>, n_tokens: usize) -> u64 {
+    input.sizes.active_half(input.shape, input.config.kv, n_tokens).saturating_mul(2)
 }
 
 /// W of the observation window: the largest any layer asks for.
@@ -135,23 +141,26 @@ pub(crate) fn window(selections: &[SelectionLayout]) -> usize {
 }
 
 /// What is live when the first step begins.
-fn before_steps(input: &PlanInput<'_>, selections: &[SelectionLayout]) -> Breakdown {
+fn before_steps(input: &PlanInput<'_>, selections: &[Vec<SelectionLayout>]) -> Breakdown {
     let PlanInput { shape, weights, sizes, config, n_tokens } = *input;
-    let window = window(selections);
-    let tail_rows = config.tail_rows(shape);
+    let window = selections.iter().map(|layers| window(layers)).max().unwrap_or(0);
+    let (rows, n_prompts) =
+        (config.schedule.chunk().rows(longest(n_tokens)), n_tokens.len() as u64);
+    let tail = layout::tail_half(shape, config.kv, config.tail_rows(shape));
     let mut live = Breakdown::default();
     live[Component::Weights] = weights.held;
     live[Component::WeightsMapped] = weights.mapped;
-    live[Component::Tokens] = layout::tokens(n_tokens);
+    live[Component::Tokens] =
+        n_tokens.iter().fold(0, |sum, &n| u64::saturating_add(sum, layout::tokens(n)));
     live[Component::Bridge] =
         layout::bridge(shape, config.bridge, config.schedule.bridge_rows(n_tokens));
-    live[Component::Activation] = sizes.activation(shape, config.schedule.chunk().rows(n_tokens));
+    live[Component::Activation] = sizes.activation(shape, rows);
     live[Component::Scratch] = sizes.scratch(shape, window);
     live[Component::Observation] = layout::observation(shape, window)
         .saturating_mul(config.schedule.active_layers(shape.n_layers) as u64);
     live[Component::DecodeTail] =
-        layout::tail_half(shape, config.kv, tail_rows).saturating_mul(2 * shape.n_layers as u64);
-    live[Component::Logits] = layout::logits(shape);
+        tail.saturating_mul(2 * shape.n_layers as u64).saturating_mul(n_prompts);
+    live[Component::Logits] = layout::logits(shape).saturating_mul(n_prompts);
     live
 }
 
@@ -159,61 +168,76 @@ struct Fold {
     live: Breakdown,
     max: Breakdown,
     peak: Peak,
-    n_active: usize,
 }
 
 impl Fold {
     fn new(live: Breakdown) -> Self {
-        Fold { live, max: live, peak: Peak { bytes: live, at: Moment::Setup }, n_active: 0 }
+        Fold { live, max: live, peak: Peak { bytes: live, at: Moment::Setup } }
     }
 
     fn step(
         &mut self,
         input: &PlanInput<'_>,
-        selections: &[SelectionLayout],
+        selections: &[Vec<SelectionLayout>],
         step: Step,
     ) -> StepMemory {
         let mut high_water = self.live;
         match step {
-            Step::Layer { layer, chunk, .. } if chunk.start == 0 => {
-                self.open(input, layer);
+            Step::Layer { seq, layer, chunk } if chunk.start == 0 => {
+                self.open(input, (seq, layer));
                 high_water = self.live;
             }
             Step::Layer { .. } | Step::Embed { .. } | Step::Head { .. } => {}
-            Step::Evict { layer, .. } => {
-                high_water = self.evict(input, &selections[layer], layer);
+            Step::Evict { seq, layer } => {
+                high_water = self.evict(input, &selections[seq][layer], (seq, layer));
             }
         }
         self.note(high_water, Moment::Step(step));
         StepMemory { moment: Moment::Step(step), high_water, after: self.live }
     }
 
-    /// A layer becomes active: layer-major order reuses the one before it.
-    fn open(&mut self, input: &PlanInput<'_>, layer: usize) {
-        let reuses = matches!(input.config.schedule, Schedule::LayerMajor { .. }) && layer > 0;
-        if !reuses {
-            self.n_active += 1;
-            self.live[Component::ActiveKv] =
-                self.live[Component::ActiveKv].saturating_add(active_half(input).saturating_mul(2));
+    /// A layer becomes active. Where one is at a time, the first of the first
+    /// sequence makes room for the longest prompt and all others reuse it; elsewhere
+    /// each makes its own.
+    fn open(&mut self, input: &PlanInput<'_>, (seq, layer): (usize, usize)) {
+        let PlanInput { shape, config, n_tokens, .. } = *input;
+        let one = config.schedule.active_layers(shape.n_layers) == 1;
+        let active = &mut self.live[Component::ActiveKv];
+        match one {
+            true if (seq, layer) == (0, 0) => *active = active_layer(input, longest(n_tokens)),
+            true => {}
+            false => *active = active.saturating_add(active_layer(input, n_tokens[seq])),
+        }
+    }
+
+    /// An active layer has ended: its room goes, unless another is to take it.
+    fn close(&mut self, input: &PlanInput<'_>, (seq, layer): (usize, usize)) {
+        let PlanInput { shape, config, n_tokens, .. } = *input;
+        let one = config.schedule.active_layers(shape.n_layers) == 1;
+        let active = &mut self.live[Component::ActiveKv];
+        match one {
+            true if (seq + 1, layer + 1) == (n_tokens.len(), shape.n_layers) => *active = 0,
+            true => {}
+            false => *active = active.saturating_sub(active_layer(input, n_tokens[seq])),
         }
     }
 
     /// Selection scratch comes and goes, positions and retained rows come, the
-    /// active layer goes unless the next one takes its room. Returns the
-    /// high-water mark.
+    /// active layer goes. Returns the high-water mark.
     fn evict(
         &mut self,
         input: &PlanInput<'_>,
         selection: &SelectionLayout,
-        layer: usize,
+        at: (usize, usize),
     ) -> Breakdown {
         let PlanInput { shape, config, .. } = *input;
         let mut scoring = self.live;
         let add = |live: &mut Breakdown, component, bytes| {
             live[component] = u64::saturating_add(live[component], bytes);
         };
-        let scratch =
-            selection.bytes().saturating_add(score_block_bytes((shape, layer), config, selection));
+        let (_, layer) = at;
+        let scores = score_block_bytes((shape, layer), config, selection);
+        let scratch = selection.bytes().saturating_add(scores);
         add(&mut scoring, Component::Scratch, scratch);
         add(&mut scoring, Component::Positions, selection.positions_bytes());
 
@@ -223,12 +247,7 @@ impl Fold {
         add(&mut self.live, Component::RetainedKv, half.saturating_mul(2));
         let gathering = self.live;
 
-        let hands_over = matches!(config.schedule, Schedule::LayerMajor { .. });
-        if !hands_over || layer + 1 == shape.n_layers {
-            self.n_active -= 1;
-            self.live[Component::ActiveKv] =
-                active_half(input).saturating_mul(2).saturating_mul(self.n_active as u64);
-        }
+        self.close(input, at);
         self.max.raise_to(&scoring);
         self.max.raise_to(&gathering);
         if gathering.total() > scoring.total() { gathering } else { scoring }
@@ -241,14 +260,17 @@ impl Fold {
         }
     }
 
-    /// Prefill's workspace goes, decoding's comes.
+    /// Prefill's workspace goes, decoding's comes: one for each session.
     fn end_prefill(&mut self, input: &PlanInput<'_>) -> Breakdown {
+        let n_prompts = input.n_tokens.len() as u64;
         let mut live = self.live;
         live[Component::Bridge] = 0;
         live[Component::ActiveKv] = 0;
         live[Component::Observation] = 0;
-        live[Component::Activation] = input.sizes.activation(input.shape, 1);
-        live[Component::Scratch] = input.sizes.decode_scratch(input.shape);
+        live[Component::Activation] =
+            input.sizes.activation(input.shape, 1).saturating_mul(n_prompts);
+        live[Component::Scratch] =
+            input.sizes.decode_scratch(input.shape).saturating_mul(n_prompts);
         self.note(live, Moment::Decode);
         live
     }

@@ -12,8 +12,11 @@ pub struct Refusal {
     pub plan: Plan,
     /// The limit in bytes.
     pub limit: u64,
-    /// Largest prompt that fits with the same settings, in tokens; 0 if none.
+    /// Largest prompt that fits alone with the same settings, in tokens; 0 if none.
     pub largest_prompt: usize,
+    /// So many of the prompts fit at a time with the same settings, in their order;
+    /// see [`prompts_at_a_time`].
+    pub prompts_at_a_time: usize,
     /// Changes that would make it fit, each by itself; see [`suggestions`].
     pub suggestions: Vec<String>,
     /// The floor: the settings that need least, and what they need. They fit
@@ -29,6 +32,7 @@ impl Refusal {
     pub fn new(input: &PlanInput<'_>, plan: Plan, limit: u64) -> Result<Self, Error> {
         Ok(Refusal {
             largest_prompt: largest_prompt(input, limit),
+            prompts_at_a_time: prompts_at_a_time(input, limit),
             suggestions: suggestions(input, limit),
             smallest: smallest(input)?,
             plan,
@@ -39,12 +43,25 @@ impl Refusal {
     /// One sentence for each thing that can be done, or one that says why there is
     /// none.
     pub fn advice(&self) -> Vec<String> {
-        let mut advice = vec![match self.largest_prompt {
+        let mut advice = Vec::from_iter(self.fewer_prompts());
+        advice.push(match self.largest_prompt {
             0 => "no prompt fits with these settings".to_owned(),
+            n if self.plan.n_prompts > 1 => {
+                format!("one prompt of up to {n} tokens fits with these settings")
+            }
             n => format!("up to {n} tokens fit with these settings"),
-        }];
+        });
         advice.extend(self.changes());
         advice
+    }
+
+    /// How many prompts to read at a time, if there are several and some would fit.
+    pub fn fewer_prompts(&self) -> Option<String> {
+        match self.prompts_at_a_time {
+            0 => None,
+            1 => Some("these prompts fit one at a time".to_owned()),
+            n => Some(format!("these prompts fit {n} at a time, in this order")),
+        }
     }
 
     /// The [suggestions](Refusal::suggestions), or one sentence that says why
@@ -55,11 +72,14 @@ impl Refusal {
         }
         let Smaller { flags, peak_bytes } = &self.smallest;
         let (floor, _) = Bytes::told_apart(*peak_bytes, self.limit);
+        let prompts = match self.plan.n_prompts {
+            1 => "a prompt of this length".to_owned(),
+            n => format!("a batch of these {n} prompts"),
+        };
         vec![match flags.as_str() {
-            "" => "no smaller settings are known for a prompt of this length".to_owned(),
+            "" => format!("no smaller settings are known for {prompts}"),
             _ => format!(
-                "a prompt of this length fits with no settings: the smallest plan, with {flags}, \
-                 needs {floor}"
+                "{prompts} fits with no settings: the smallest plan, with {flags}, needs {floor}"
             ),
         }]
     }
@@ -69,7 +89,11 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (peak, limit) = Bytes::told_apart(self.plan.peak_bytes(), self.limit);
         let tokens = self.plan.n_tokens;
-        write!(f, "a prompt of {tokens} tokens needs {peak} at its peak, the limit is {limit}")?;
+        match self.plan.n_prompts {
+            1 => write!(f, "a prompt of {tokens} tokens needs")?,
+            n => write!(f, "a batch of {n} prompts with {tokens} tokens in all needs")?,
+        }
+        write!(f, " {peak} at its peak, the limit is {limit}")?;
         self.advice().iter().try_for_each(|advice| write!(f, "; {advice}"))
     }
 }
@@ -107,9 +131,7 @@ impl fmt::Display for Bytes {
 /// Largest prompt whose plan stays within `limit`, at most the context; 0 if
 /// none fits.
 pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
-    let fits = |n_tokens: usize| {
-        plan(&PlanInput { n_tokens, ..*input }).is_ok_and(|plan| plan.peak_bytes() <= limit)
-    };
+    let fits = |n_tokens: usize| fits(&PlanInput { n_tokens: &[n_tokens], ..*input }, limit);
     // The plan grows with the prompt, so bisection finds the border.
     let (mut fitting, mut failing) = (0, input.shape.context.saturating_add(1));
     while failing - fitting > 1 {
@@ -120,6 +142,22 @@ pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
         }
     }
     fitting
+}
+
+/// The largest number so that the input's prompts fit within `limit` bytes when
+/// they are read that many at a time, in their order: the first n, the next n and
+/// so on. 0 if one does not even fit alone.
+pub fn prompts_at_a_time(input: &PlanInput<'_>, limit: u64) -> usize {
+    let all_fit = |n: usize| {
+        let mut groups = input.n_tokens.chunks(n);
+        groups.all(|n_tokens| fits(&PlanInput { n_tokens, ..*input }, limit))
+    };
+    // Other groups meet other neighbours, so a smaller number need not fit.
+    (1..=input.n_tokens.len()).rev().find(|&n| all_fit(n)).unwrap_or(0)
+}
+
+fn fits(input: &PlanInput<'_>, limit: u64) -> bool {
+    plan(input).is_ok_and(|plan| plan.peak_bytes() <= limit)
 }
 
 /// Plans a run and refuses it, with what would fit, if it passes the limit of

@@ -4,7 +4,7 @@ use super::{Bytes, PlanInput, plan};
 use crate::config::{DEFAULT_CHUNK, RunConfig};
 use crate::element::Element;
 use crate::error::Error;
-use crate::schedule::{Chunk, Schedule, ScheduleKind};
+use crate::schedule::{Chunk, Schedule, ScheduleKind, longest};
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -35,7 +35,7 @@ impl fmt::Display for Smaller {
     }
 }
 
-/// Up to three changes of the settings under which the prompt fits, each checked
+/// Up to three changes of the settings under which the prompts fit, each checked
 /// by planning it. No two change the same knobs, and none changes a knob, or
 /// changes it further, than it has to. One knob comes before several, and those
 /// that change no result before those that do.
@@ -55,7 +55,7 @@ pub fn suggestions(input: &PlanInput<'_>, limit: u64) -> Vec<String> {
         .collect()
 }
 
-/// The settings that need least for this prompt: every knob at its smallest
+/// The settings that need least for these prompts: every knob at its smallest
 /// sensible value.
 ///
 /// # Errors
@@ -123,6 +123,7 @@ fn halvings(from: usize, smallest: usize) -> impl Iterator<Item = usize> {
 /// come first, then storage, then what the answer can draw on, then its length.
 fn knobs(input: &PlanInput<'_>) -> Vec<Vec<Change>> {
     let PlanInput { config, shape, n_tokens, .. } = *input;
+    let longest = longest(n_tokens);
     let chunk = match config.schedule.chunk() {
         Chunk::Tokens(chunk) => chunk,
         Chunk::Whole => DEFAULT_CHUNK,
@@ -130,7 +131,7 @@ fn knobs(input: &PlanInput<'_>) -> Vec<Vec<Change>> {
     let tide = ScheduleKind::Tide.with_chunk(chunk);
     let with_budget = |budget| RunConfig { schedule: tide, budget, ..config.clone() };
     let sizes = |from: NonZeroUsize, smallest| {
-        halvings(from.get().min(n_tokens), smallest).filter_map(NonZeroUsize::new)
+        halvings(from.get().min(longest), smallest).filter_map(NonZeroUsize::new)
     };
     let narrow = |element| (element == Element::F32).then_some(Element::Bf16).into_iter();
     let knobs = [
@@ -139,9 +140,9 @@ fn knobs(input: &PlanInput<'_>) -> Vec<Vec<Change>> {
         sizes(config.score_block, SMALLEST_SCORE_BLOCK).map(Change::ScoreBlock).collect(),
         narrow(config.bridge).map(Change::Bridge).collect(),
         narrow(config.kv).map(Change::Kv).collect(),
-        halvings(config.budget.min(n_tokens), SMALLEST_BUDGET)
+        halvings(config.budget.min(longest), SMALLEST_BUDGET)
             // What must be kept has to have room.
-            .filter(|&budget| with_budget(budget).selections(shape, n_tokens).is_ok())
+            .filter(|&budget| with_budget(budget).batch_selections(shape, n_tokens).is_ok())
             .map(Change::Budget)
             .collect(),
         halvings(config.max_new_tokens, SMALLEST_ANSWER).map(Change::Answer).collect(),

@@ -70,11 +70,11 @@ fn a_file_that_is_truncated_under_a_run_stops_it_before_the_next_step() {
             weights: &(),
             weight_bytes: WeightBytes { held: 0, mapped: 0 },
             shape,
-            rotations: &Rotations::none(),
+            rotations: &[Rotations::none()],
             files: Some(&store),
         };
         let mut observer = Truncate { file: path.clone(), before_step, begun: 0 };
-        let run = prefill(&device, config, &Accountant::new(None), &tokens, &mut observer);
+        let run = prefill(&device, config, &Accountant::new(None), &[&tokens], &mut observer);
         if before_step == n_steps {
             assert!(run.is_ok(), "an untouched file was refused");
             continue;

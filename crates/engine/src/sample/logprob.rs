@@ -79,19 +79,20 @@ fn most_likely(logits: &[f32], n: usize) -> Vec<(f32, u32)> {
     best
 }
 
-/// An observer that hands out the log-probability of every token of the prompt
-/// but the first, which has nothing before it. Works on a run with
+/// An observer that hands out the log-probability of every token of each prompt
+/// but its first, which has nothing before it. Works on a run with
 /// [`crate::Outputs::AllLogits`]; holds one row of logits at a time and keeps
 /// nothing.
 pub struct PromptLogprobs<'a> {
-    /// The prompt.
-    pub tokens: &'a [u32],
+    /// The prompts of the batch.
+    pub prompts: &'a [&'a [u32]],
     /// Alternatives wanted at each token.
     pub n_top: usize,
     /// Sees everything else.
     pub inner: &'a mut dyn Observer,
-    /// Gets the position of a token, ascending from 1, with its figures.
-    pub each: &'a mut dyn FnMut(usize, Logprobs),
+    /// Gets the sequence of the batch, the position of a token there, ascending
+    /// from 1, and its figures.
+    pub each: &'a mut dyn FnMut(usize, usize, Logprobs),
 }
 
 impl Observer for PromptLogprobs<'_> {
@@ -103,11 +104,12 @@ impl Observer for PromptLogprobs<'_> {
         self.inner.after(step, memory, tap);
     }
 
-    fn logits_row(&mut self, position: usize, logits: &[f32]) {
-        if let Some(&next) = self.tokens.get(position + 1) {
-            (self.each)(position + 1, Logprobs::new(logits, next, self.n_top));
+    fn logits_row(&mut self, seq: usize, position: usize, logits: &[f32]) {
+        let next = self.prompts.get(seq).and_then(|prompt| prompt.get(position + 1));
+        if let Some(&next) = next {
+            (self.each)(seq, position + 1, Logprobs::new(logits, next, self.n_top));
         }
-        self.inner.logits_row(position, logits);
+        self.inner.logits_row(seq, position, logits);
     }
 }
 
@@ -152,20 +154,23 @@ mod tests {
 
     #[test]
     fn a_row_says_how_likely_the_next_token_was() {
-        let tokens = [2, 0, 1];
         let mut seen = Vec::new();
         let mut observer = PromptLogprobs {
-            tokens: &tokens,
+            prompts: &[&[2, 0, 1], &[1, 2]],
             n_top: 1,
             inner: &mut crate::Unobserved,
-            each: &mut |position, logprobs| seen.push((position, logprobs)),
+            each: &mut |seq, position, logprobs| seen.push((seq, position, logprobs)),
         };
         let rows = [[9.0f32, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0; 3]];
         for (position, row) in rows.iter().enumerate() {
-            observer.logits_row(position, row);
+            observer.logits_row(0, position, row);
         }
-        let expected = [(1, Logprobs::new(&rows[0], 0, 1)), (2, Logprobs::new(&rows[1], 1, 1))];
-        assert_eq!(seen, expected);
-        assert!(seen[0].1.chosen.logprob > -0.01 && seen[1].1.chosen.logprob < -8.0);
+        for (position, row) in rows[1..].iter().enumerate() {
+            observer.logits_row(1, position, row);
+        }
+        let figures = |row: usize, token| Logprobs::new(&rows[row], token, 1);
+        assert_eq!(seen, [(0, 1, figures(0, 0)), (0, 2, figures(1, 1)), (1, 1, figures(1, 2))]);
+        let likely = |index: usize| seen[index].2.chosen.logprob > -0.01;
+        assert_eq!([likely(0), likely(1), likely(2)], [true, false, true]);
     }
 }

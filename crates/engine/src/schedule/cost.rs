@@ -6,10 +6,10 @@ use crate::model::Shape;
 /// Floating-point operations, the unit in which progress is measured.
 pub type Cost = f64;
 
-/// Multiply-adds (counted as two) of one prefill step. Attention of a chunk
-/// grows with its position, so that progress moves evenly although later chunks
-/// take longer.
-pub fn step_cost(shape: &Shape, n_tokens: usize, step: &Step) -> Cost {
+/// Multiply-adds (counted as two) of one prefill step of sequences with
+/// `n_tokens` tokens each. Attention of a chunk grows with its position, so that
+/// progress moves evenly although later chunks take longer.
+pub fn step_cost(shape: &Shape, n_tokens: &[usize], step: &Step) -> Cost {
     let f = |n: usize| n as f64;
     let matrices = f(shape.d_model) * f(2 * shape.q_cols() + 2 * shape.kv_cols())
         + 3.0 * f(shape.d_model) * f(shape.d_ff);
@@ -23,10 +23,10 @@ pub fn step_cost(shape: &Shape, n_tokens: usize, step: &Step) -> Cost {
             let last = layer + 1 == shape.n_layers;
             if last { 4.0 * f(shape.d_model) * f(shape.kv_cols()) * f(chunk.len) } else { whole }
         }
-        Step::Evict { .. } => {
+        Step::Evict { seq, .. } => {
             // Two passes of a window of queries over all keys.
             const WINDOW: f64 = 32.0;
-            2.0 * 2.0 * WINDOW * f(n_tokens) * f(shape.q_cols())
+            2.0 * 2.0 * WINDOW * f(n_tokens[*seq]) * f(shape.q_cols())
         }
         Step::Head { .. } => 2.0 * f(shape.d_model) * f(shape.vocab),
     }

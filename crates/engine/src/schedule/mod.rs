@@ -11,6 +11,12 @@ mod steps;
 pub use cost::{Cost, step_cost};
 pub use steps::{Span, Step};
 
+/// Tokens of the longest sequence of a batch: what buffers that the sequences
+/// use in turn are sized for.
+pub(crate) fn longest(n_tokens: &[usize]) -> usize {
+    n_tokens.iter().copied().max().unwrap_or(0)
+}
+
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -203,7 +209,8 @@ impl Schedule {
         }
     }
 
-    /// Layers whose uncompressed K/V exist at the same time.
+    /// Layers whose uncompressed K/V exist at the same time, over all sequences
+    /// of a batch.
     pub fn active_layers(&self, n_layers: usize) -> usize {
         match self {
             Schedule::LayerMajor { .. } => 1,
@@ -211,12 +218,12 @@ impl Schedule {
         }
     }
 
-    /// Rows of the hidden-state bridge for a prompt of `n_tokens` tokens: the
-    /// whole prompt when layers are outermost, one chunk otherwise.
-    pub fn bridge_rows(&self, n_tokens: usize) -> usize {
+    /// Rows of the hidden-state bridge for prompts of `n_tokens` tokens each: all
+    /// of them when layers are outermost, one chunk otherwise.
+    pub fn bridge_rows(&self, n_tokens: &[usize]) -> usize {
         match self {
-            Schedule::LayerMajor { .. } => n_tokens,
-            Schedule::ChunkMajor { chunk, .. } => chunk.rows(n_tokens),
+            Schedule::LayerMajor { .. } => n_tokens.iter().copied().fold(0, usize::saturating_add),
+            Schedule::ChunkMajor { chunk, .. } => chunk.rows(longest(n_tokens)),
         }
     }
 }

@@ -65,6 +65,16 @@ impl Step {
         }
     }
 
+    /// Sequence of the batch that the step belongs to.
+    pub fn seq(&self) -> usize {
+        match *self {
+            Step::Embed { seq, .. }
+            | Step::Layer { seq, .. }
+            | Step::Evict { seq, .. }
+            | Step::Head { seq } => seq,
+        }
+    }
+
     /// Layer of the step, if it belongs to one.
     pub fn layer(&self) -> Option<usize> {
         match *self {

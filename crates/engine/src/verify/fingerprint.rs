@@ -128,7 +128,8 @@ pub(super) fn take<B: Backend>(
     let shape = &engine.model().spec.shape;
     let sizes = engine.backend().sizes();
     let mut planned = Vec::new();
-    let plan = plan_steps(&engine.plan_input(&*sizes, config, tokens.len()), |step| {
+    let n_tokens = [tokens.len()];
+    let plan = plan_steps(&engine.plan_input(&*sizes, config, &n_tokens), |step| {
         planned.push(*step);
     })?;
     let mut reader = Reader {

@@ -30,7 +30,7 @@ impl Sizes for SomeSizes {
 fn with_input<T>(config: &RunConfig, n_tokens: usize, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
     let shape = &Shape::named("llama-3.1-8b").unwrap();
     let weights = WeightBytes { held: 1 << 20, mapped: 1 << 33 };
-    then(&PlanInput { shape, weights, sizes: &SomeSizes, config, n_tokens })
+    then(&PlanInput { shape, weights, sizes: &SomeSizes, config, n_tokens: &[n_tokens] })
 }
 
 /// The settings that flags of [`Smaller`] stand for.
