@@ -113,7 +113,7 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
         let number = format!("window {}/{}", index + 1, report.windows);
         let schedule = measurement.run_config().schedule;
         let n_layers = engine.model().spec.shape.n_layers;
-        let extent = Extent::new(n_layers, schedule, measurement.n_read(&window));
+        let extent = Extent::new(n_layers, schedule, &[measurement.n_read(&window)]);
         let mut watch = Watch::new(number.as_str(), extent, &interrupt);
         sum += measurement.score(&window, &mut watch)?;
         watch.clear();

@@ -7,7 +7,7 @@ use crate::model;
 use crate::output::{JsonTarget, counted, print_text, table};
 use crate::prompt::read_file;
 use crate::summary::crowded;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
@@ -30,12 +30,16 @@ use tidekv_cpu::CpuSizes;
 ///
 ///   tidekv plan model.gguf --tokens 128k
 ///   tidekv plan --shape llama-3.1-8b --tokens 128k --memory-limit 8GiB
+///   tidekv plan model.gguf --tokens 8k,8k,32k
+///
+/// Several lengths are prompts read together, as `tidekv run` does with several --prompt-file; if
+/// they do not fit, how many do at a time is said.
 ///
 /// The figures are not estimates: a run allocates exactly what its plan says.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
-    override_usage = "tidekv plan [OPTIONS] <MODEL | --shape SHAPE> --tokens <S>",
+    override_usage = "tidekv plan [OPTIONS] <MODEL | --shape SHAPE> --tokens <S[,S...]>",
     group(clap::ArgGroup::new("dimensions").required(true).multiple(false))
 )]
 pub struct Args {
@@ -45,9 +49,9 @@ pub struct Args {
     /// d_ff, n_heads, n_kv_heads, head_dim, vocab, context
     #[arg(long, value_name = "SHAPE", group = "dimensions")]
     shape: Option<OsString>,
-    /// S, tokens of the prompt, such as 128k
-    #[arg(long, value_name = "S", value_parser = positive)]
-    tokens: NonZeroUsize,
+    /// S, tokens of the prompt, such as 128k; of several read together, such as 8k,32k
+    #[arg(long, value_name = "S", value_parser = positive, value_delimiter = ',', required = true)]
+    tokens: Vec<NonZeroUsize>,
     #[command(flatten)]
     run: RunFlags,
     #[command(flatten)]
@@ -62,6 +66,9 @@ struct PlanReport {
     fits: bool,
     limit_bytes: Option<u64>,
     largest_prompt_tokens: usize,
+    /// So many of several prompts fit at a time; absent for one prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompts_at_a_time: Option<usize>,
     plans: Vec<SchedulePlan>,
     suggestions: Vec<String>,
 }
@@ -84,15 +91,16 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let (shape, weights) = args.dimensions()?;
     let sizes = CpuSizes::new(&args.cpu.config(args.run.cache.storage.precision))?;
     let config = args.run.config();
-    let n_tokens = args.tokens.get();
-    ensure!(
-        n_tokens <= shape.context,
-        "--tokens {n_tokens} is more than the model's context of {} tokens; stretch the context with \
-         --rope-scaling",
-        shape.context
-    );
+    let n_tokens: Vec<usize> = args.tokens.iter().map(|tokens| tokens.get()).collect();
+    if let Some(too_many) = n_tokens.iter().find(|&&tokens| tokens > shape.context) {
+        bail!(
+            "--tokens {too_many} is more than the model's context of {} tokens; stretch the context \
+             with --rope-scaling",
+            shape.context
+        );
+    }
     let input =
-        PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens: &[n_tokens] };
+        PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens: &n_tokens };
     let plans = compared(&input, args.run.schedule, args.run.chunk)?;
     let limit = config.memory_limit;
     let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);
@@ -104,9 +112,18 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         Some(refusal) => refusal.largest_prompt,
         None => largest_prompt(&input, limit.unwrap_or(u64::MAX)),
     };
+    let several = n_tokens.len() > 1;
+    let at_a_time = refusal.as_ref().map_or(n_tokens.len(), |refusal| refusal.prompts_at_a_time);
+    let fewer_prompts = refusal.as_ref().and_then(Refusal::fewer_prompts);
     let suggestions = refusal.map_or_else(Vec::new, |refusal| refusal.changes());
-    let outcome = Outcome { limit, largest, context: shape.context, suggestions: &suggestions };
-    let text = describe(&plans, n_tokens) + &verdict(&plans[0].1, &outcome);
+    let outcome = Outcome {
+        limit,
+        largest,
+        fewer_prompts,
+        context: shape.context,
+        suggestions: &suggestions,
+    };
+    let text = describe(&plans) + &verdict(&plans[0].1, &outcome);
     if let Some(json) = &args.json {
         let plans = plans
             .iter()
@@ -115,6 +132,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
             fits,
             limit_bytes: limit,
             largest_prompt_tokens: largest,
+            prompts_at_a_time: several.then_some(at_a_time),
             plans: plans.collect(),
             suggestions,
         })?;
@@ -180,7 +198,7 @@ fn compared(
     kinds.into_iter().map(plan).collect()
 }
 
-fn describe(plans: &[(ScheduleKind, Plan)], n_tokens: usize) -> String {
+fn describe(plans: &[(ScheduleKind, Plan)]) -> String {
     let mut rows = vec![heading(plans)];
     for component in Component::ALL {
         let bytes = |plan: &Plan| plan.peak.bytes[component];
@@ -196,10 +214,15 @@ fn describe(plans: &[(ScheduleKind, Plan)], n_tokens: usize) -> String {
     }));
     rows.push(row("  of it transient", plans, |plan| Bytes(plan.transient_bytes()).to_string()));
     rows.push(row("held while answering", plans, |plan| Bytes(plan.held.total()).to_string()));
-    let mapped = plans[0].1.peak.bytes[Component::WeightsMapped];
+    let Plan { n_prompts, n_tokens, peak, .. } = plans[0].1;
+    let mapped = peak.bytes[Component::WeightsMapped];
+    let tokens = counted(n_tokens, "token");
+    let prompts = match n_prompts {
+        1 => format!("a prompt of {tokens}"),
+        n => format!("{n} prompts with {tokens} in all, read together"),
+    };
     format!(
-        "memory of a prompt of {}, at each schedule's peak\n\n{}\n  weights mapped from the file, not counted: {}\n",
-        counted(n_tokens, "token"),
+        "memory of {prompts}, at each schedule's peak\n\n{}\n  weights mapped from the file, not counted: {}\n",
         table(&rows),
         Bytes(mapped)
     )
@@ -218,6 +241,7 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
 struct Outcome<'a> {
     limit: Option<u64>,
     largest: usize,
+    fewer_prompts: Option<String>,
     context: usize,
     suggestions: &'a [String],
 }
@@ -230,6 +254,11 @@ fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
         None => "  no limit is known on this system (--memory-limit)".to_owned(),
     };
     text += &match outcome.largest {
+        // Of several prompts, how long one may be says little.
+        _ if plan.n_prompts > 1 => match &outcome.fewer_prompts {
+            Some(fewer) => format!("; {fewer}\n"),
+            None => "\n".to_owned(),
+        },
         0 => "; no prompt does with these settings\n".to_owned(),
         largest if largest == outcome.context => {
             format!("; so does any prompt up to the model's context of {largest} tokens\n")

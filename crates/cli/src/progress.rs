@@ -28,34 +28,37 @@ pub struct Watch<'a> {
 }
 
 /// How much there is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
-    /// N.
-    pub n_layers: usize,
-    /// S.
-    pub n_tokens: usize,
-    /// C, at least 1.
-    pub chunk: usize,
+    n_layers: usize,
+    schedule: Schedule,
+    /// S of every prompt.
+    n_tokens: Vec<usize>,
 }
 
 impl Extent {
-    /// A prompt of `n_tokens` tokens through `n_layers` layers.
-    pub fn new(n_layers: usize, schedule: Schedule, n_tokens: usize) -> Self {
-        Extent { n_layers, n_tokens, chunk: schedule.chunk().rows(n_tokens).max(1) }
+    /// Prompts of `n_tokens` tokens each through `n_layers` layers.
+    pub fn new(n_layers: usize, schedule: Schedule, n_tokens: &[usize]) -> Self {
+        Extent { n_layers, schedule, n_tokens: n_tokens.to_vec() }
     }
 
     /// Where a step is, for people.
     fn place(&self, step: &Step) -> String {
-        let Extent { n_layers, n_tokens, chunk } = *self;
+        let n_layers = self.n_layers;
         let layer_number = step.layer().map_or(0, |layer| layer + 1);
+        let prompt = match self.n_tokens.len() {
+            1 => String::new(),
+            n => format!(" · prompt {}/{n}", step.seq() + 1),
+        };
         match step {
-            Step::Layer { chunk: rows, .. } => format!(
-                "layer {layer_number}/{n_layers} · chunk {}/{}",
-                rows.start / chunk + 1,
-                n_tokens.div_ceil(chunk)
-            ),
-            Step::Evict { .. } => format!("layer {layer_number}/{n_layers} · compress"),
-            _ => step.name().to_owned(),
+            Step::Layer { seq, chunk: rows, .. } => {
+                let n_tokens = self.n_tokens[*seq];
+                let chunk = self.schedule.chunk().rows(n_tokens).max(1);
+                let (number, n_chunks) = (rows.start / chunk + 1, n_tokens.div_ceil(chunk));
+                format!("layer {layer_number}/{n_layers}{prompt} · chunk {number}/{n_chunks}")
+            }
+            Step::Evict { .. } => format!("layer {layer_number}/{n_layers}{prompt} · compress"),
+            _ => format!("{}{prompt}", step.name()),
         }
     }
 }
@@ -184,14 +187,18 @@ mod tests {
     fn places_count_from_one_in_every_order() {
         for kind in [ScheduleKind::Tide, ScheduleKind::Chunked] {
             let schedule = kind.with_chunk(NonZeroUsize::new(4).unwrap());
-            let extent = Extent::new(2, schedule, 9);
-            let places: Vec<_> = schedule
-                .steps(2, &[9])
-                .filter(|step| matches!(step, Step::Layer { .. }))
-                .map(|step| extent.place(&step))
-                .collect();
-            assert_eq!(places[0], "layer 1/2 · chunk 1/3");
-            assert_eq!(places[5], "layer 2/2 · chunk 3/3");
+            let places = |n_tokens: &[usize]| -> Vec<String> {
+                let extent = Extent::new(2, schedule, n_tokens);
+                let layers = schedule.steps(2, n_tokens);
+                let layers = layers.filter(|step| matches!(step, Step::Layer { .. }));
+                layers.map(|step| extent.place(&step)).collect()
+            };
+            let one = places(&[9]);
+            assert_eq!(one[0], "layer 1/2 · chunk 1/3");
+            assert_eq!(one[5], "layer 2/2 · chunk 3/3");
+            let two = places(&[9, 2]);
+            assert_eq!(two[0], "layer 1/2 · prompt 1/2 · chunk 1/3");
+            assert_eq!(two[7], "layer 2/2 · prompt 2/2 · chunk 1/1");
         }
     }
 }

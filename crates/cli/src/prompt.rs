@@ -20,8 +20,12 @@ pub struct PromptFlags {
     #[arg(value_name = "-", value_parser = ["-"], hide_possible_values = true, help_heading = None::<&str>, group = "source")]
     pub stdin: Option<String>,
     /// Read the prompt from a file
+    ///
+    /// Given several times, the prompts are read together, so that each layer's weights are visited
+    /// once for all of them, and answered one after the other. Each is answered as if it were alone;
+    /// --question, --system and --answer-prefix apply to each.
     #[arg(long, value_name = "FILE", group = "source")]
-    pub prompt_file: Option<PathBuf>,
+    pub prompt_file: Vec<PathBuf>,
     /// The prompt itself
     #[arg(long, value_name = "TEXT", group = "source")]
     pub prompt: Option<String>,
@@ -93,17 +97,27 @@ pub struct Prompt {
 }
 
 impl PromptFlags {
-    /// Reads the source. Needs no model, so that a mistyped name costs no wait
-    /// for one.
+    /// Reads the sources of all prompts. Needs no model, so that a mistyped name
+    /// costs no wait for one.
     ///
     /// # Errors
     /// An unreadable or empty source, text that is not UTF-8, ids that are not
-    /// numbers.
-    pub fn read(&self) -> anyhow::Result<Source> {
-        let source = match &self.prompt_ids {
-            Some(ids) => Source::Ids(read_ids(ids)?),
-            None => Source::Document(self.document()?),
+    /// numbers. What is wrong with a file names it.
+    pub fn read(&self) -> anyhow::Result<Vec<Source>> {
+        if let Some(ids) = &self.prompt_ids {
+            return Ok(vec![self.not_empty(Source::Ids(read_ids(ids)?))?]);
+        }
+        if self.prompt_file.is_empty() {
+            return Ok(vec![self.not_empty(Source::Document(self.document()?))?]);
+        }
+        let from_file = |path: &PathBuf| {
+            let source = Source::Document(read_file(path)?);
+            self.not_empty(source).with_context(|| path.display().to_string())
         };
+        self.prompt_file.iter().map(from_file).collect()
+    }
+
+    fn not_empty(&self, source: Source) -> anyhow::Result<Source> {
         let empty = match &source {
             Source::Ids(ids) => ids.is_empty(),
             Source::Document(text) => text.is_empty() && self.question.is_none(),
@@ -111,21 +125,8 @@ impl PromptFlags {
         if empty { Err(tidekv::Error::EmptyPrompt.into()) } else { Ok(source) }
     }
 
-    /// Builds the prompt; one that has to be cut leaves room for an answer of
-    /// `max_tokens`.
-    ///
-    /// # Errors
-    /// As [`PromptFlags::read`], a missing template, or a question that fills the
-    /// context.
-    pub fn build<B: Backend>(
-        &self,
-        engine: &Engine<B>,
-        max_tokens: usize,
-    ) -> anyhow::Result<Prompt> {
-        self.tokens(self.read()?, engine, max_tokens)
-    }
-
-    /// Makes the prompt from its source; see [`PromptFlags::build`].
+    /// Makes a prompt from its source; one that has to be cut leaves room for an
+    /// answer of `max_tokens`.
     ///
     /// # Errors
     /// A missing template, a question that fills the context, or an answer that
@@ -242,10 +243,9 @@ impl PromptFlags {
     }
 
     fn document(&self) -> anyhow::Result<String> {
-        match (&self.prompt_file, &self.prompt, &self.stdin) {
-            (Some(path), _, _) => read_file(path),
-            (_, Some(text), _) => Ok(text.clone()),
-            (_, _, Some(_)) => read_text(Path::new(STDIN)),
+        match (&self.prompt, &self.stdin) {
+            (Some(text), _) => Ok(text.clone()),
+            (_, Some(_)) => read_text(Path::new(STDIN)),
             _ => bail!("no prompt: give --prompt-file FILE, --prompt TEXT, --prompt-ids IDS or -"),
         }
     }

@@ -5,10 +5,10 @@ use crate::files::{check_writable, write_file};
 use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, Printer, counted, note};
+use crate::output::{JsonTarget, Printer, counted, note, printable};
 use crate::progress::{Extent, Watch};
-use crate::prompt::{Prompt, PromptFlags};
-use crate::summary::{Bounds, crowded, summary, window_line};
+use crate::prompt::{Prompt, PromptFlags, Source};
+use crate::summary::{Bounds, answer_summary, batch_summary, crowded, summary, window_line};
 use anyhow::Context;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -28,6 +28,7 @@ use tidekv_cpu::Cpu;
 ///   tidekv run smollm2-135m --prompt "Name three colours."
 ///   tidekv run model.gguf --prompt-file report.txt --question "Who signed the contract?"
 ///   cat report.txt | tidekv run model.gguf - --budget 1024 --json run.json
+///   tidekv run model.gguf --prompt-file a.txt --prompt-file b.txt --question "Who signed?"
 ///
 /// The model reads the prompt in chunks of C tokens (--chunk), one layer at a time. When a layer has
 /// seen the whole prompt, the selector chooses the K positions per KV head (--budget) whose keys and
@@ -35,14 +36,19 @@ use tidekv_cpu::Cpu;
 /// takes while it is read, K how much after, and what the answer can draw on. The default selector
 /// keeps what the end of the prompt attends to, so put the question last (--question does).
 ///
+/// Several prompt files are read together and answered one after the other, each under its name. The
+/// answers are those that each file would get alone. --json then writes an array of reports, one per
+/// file with its name as prompt_file, and --dump-retained an array too; in each report memory,
+/// prefill_s and compress_s are of all prompts together, and ttft_s includes the answers before.
+///
 /// Memory is planned first: a run that would pass --memory-limit is refused with what would fit
-/// (exit code 3). `tidekv plan` says the same without running.
+/// (exit code 3), such as fewer prompts at a time. `tidekv plan` says the same without running.
 ///
 /// Exit codes: 0 ok, 1 failed, 2 usage, 3 refused by the memory plan, 130 interrupted.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
-    override_usage = "tidekv run [OPTIONS] <MODEL> <--prompt-file FILE | --prompt TEXT | --prompt-ids IDS | ->"
+    override_usage = "tidekv run [OPTIONS] <MODEL> <--prompt-file FILE... | --prompt TEXT | --prompt-ids IDS | ->"
 )]
 pub struct Args {
     #[arg(help = model::MODEL_HELP)]
@@ -55,19 +61,22 @@ pub struct Args {
     sample: SampleFlags,
     #[command(flatten)]
     cpu: CpuFlags,
-    /// Write the run report; `-` puts the object alone on stdout
+    /// Write the run report, an array of them for several prompts; `-` puts it alone on stdout
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<JsonTarget>,
     #[command(flatten)]
     logprobs: LogprobFlags,
-    /// Write the kept positions of every layer and head
+    /// Write the kept positions of every layer and head, an array for several prompts
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     dump_retained: Option<PathBuf>,
 }
 
-/// The run report, and what happened to an overlong prompt.
+/// The run report of a prompt, and what happened to one that was too long.
 #[derive(Serialize)]
 struct Report {
+    /// Where the prompt comes from; absent unless several were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_file: Option<String>,
     #[serde(flatten)]
     run: RunReport,
     /// Tokens of the document that `--overflow` dropped.
@@ -76,31 +85,29 @@ struct Report {
     template_tail_tokens: Option<usize>,
 }
 
+/// A prompt, with its file if there are several.
+struct Named {
+    file: Option<PathBuf>,
+    prompt: Prompt,
+}
+
 /// Runs the command.
 ///
 /// # Errors
-/// Anything that keeps the answer from being complete.
+/// Anything that keeps an answer from being complete.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     args.check_outputs()?;
     let interrupt = Interrupt::install()?;
-    let source = args.prompt.read()?;
+    let sources = args.prompt.read()?;
     let storage = &args.run.cache.storage;
     let cpu = args.cpu.config(storage.precision);
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
-    let context = engine.model().spec.shape.context;
     let config = args.run.config();
-    let prompt = args.prompt.tokens(source, &engine, config.max_new_tokens)?;
-    if prompt.dropped > 0 {
-        note(&format!(
-            "the prompt was longer than the context of {context} tokens: {} of the document \
-             dropped, {} left with question and template\n",
-            counted(prompt.dropped, "token"),
-            counted(prompt.ids.len(), "token")
-        ));
-    }
+    let named = args.prompts(sources, &engine)?;
+    let prompts: Vec<&[u32]> = named.iter().map(|named| named.prompt.ids.as_slice()).collect();
     let model = args.model.to_string_lossy();
     let request = Request {
-        tokens: &prompt.ids,
+        prompts: &prompts,
         config: &config,
         sample: &args.sample,
         logprobs: args.logprobs,
@@ -110,16 +117,37 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let vocab = engine.model().spec.shape.vocab;
     request.settings(&interrupt).validate(vocab).context("--logit-bias")?;
     let _watched = interrupt.watch();
-    announce(&engine, &config, &prompt.ids)?;
-    let files: Vec<&Path> = args.dump_retained.iter().map(PathBuf::as_path).collect();
-    let mut printer = Printer::beside(args.json.as_ref(), &files);
-    let answer = request.answer(&engine, &interrupt, &mut |text| printer.print(text))?;
-    let ended = printer.print("\n");
-    note(&summary(&answer.report, Bounds { context, max_tokens: config.max_new_tokens }));
-    if let (Some(window), Some(tail)) = (answer.window, prompt.tail) {
-        note(&window_line(engine.tokenizer(), &prompt.ids, window, tail));
+    let read =
+        announce(&engine, &config, &prompts).and_then(|()| request.read(&engine, &interrupt));
+    let reading = read.map_err(|error| with_file(error, &named))?;
+    args.answer(reading, &named, &interrupt)
+}
+
+/// The error with the file of the prompt that it is about.
+fn with_file(error: anyhow::Error, named: &[Named]) -> anyhow::Error {
+    let about = match error.downcast_ref() {
+        Some(tidekv::Error::OfPrompt { index, .. }) => named.get(*index),
+        _ => None,
+    };
+    match about {
+        Some(named) => named.error(error),
+        None => error,
     }
-    exit::all([args.write(answer, &prompt), printer.finish(), ended])
+}
+
+impl Named {
+    /// The file's name, if there are several.
+    fn name(&self) -> Option<String> {
+        Some(printable(&self.file.as_ref()?.to_string_lossy()))
+    }
+
+    /// What is wrong with the prompt, with its file's name.
+    fn error(&self, error: anyhow::Error) -> anyhow::Error {
+        match self.name() {
+            Some(name) => error.context(name),
+            None => error,
+        }
+    }
 }
 
 impl Args {
@@ -134,32 +162,149 @@ impl Args {
         self.dump_retained.as_deref().map_or(Ok(()), check_writable)
     }
 
+    /// The prompts as token ids. Says where one was cut.
+    fn prompts(&self, sources: Vec<Source>, engine: &Engine<Cpu>) -> anyhow::Result<Vec<Named>> {
+        let context = engine.model().spec.shape.context;
+        let several = sources.len() > 1;
+        let mut files = self.prompt.prompt_file.iter().filter(|_| several).cloned();
+        let named = |source| {
+            let nothing = Prompt { ids: Vec::new(), dropped: 0, tail: None };
+            let named = Named { file: files.next(), prompt: nothing };
+            let prompt = self.prompt.tokens(source, engine, self.run.max_tokens);
+            let prompt = prompt.map_err(|error| named.error(error))?;
+            if prompt.dropped > 0 {
+                note(&format!(
+                    "{} was longer than the context of {context} tokens: {} of the document \
+                     dropped, {} left with question and template\n",
+                    named.name().unwrap_or_else(|| "the prompt".to_owned()),
+                    counted(prompt.dropped, "token"),
+                    counted(prompt.ids.len(), "token")
+                ));
+            }
+            Ok(Named { prompt, ..named })
+        };
+        sources.into_iter().map(named).collect()
+    }
+
+    /// Answers the prompts, one after the other. One that fails does not cost the
+    /// reports of those before it.
+    fn answer(
+        &self,
+        mut reading: Reading<'_, '_>,
+        named: &[Named],
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<()> {
+        let files: Vec<&Path> = self.dump_retained.iter().map(PathBuf::as_path).collect();
+        let mut printer = Printer::beside(self.json.as_ref(), &files);
+        let mut answers = Vec::with_capacity(named.len());
+        let mut failed = Ok(());
+        for (index, named) in named.iter().enumerate() {
+            // After an interruption the rest is reported as such, and nothing said.
+            let silent = index > 0 && interrupt.is_set();
+            let said = match (named.name(), silent) {
+                (Some(name), false) if index == 0 => printer.print(&format!("==> {name} <==\n")),
+                (Some(name), false) => printer.print(&format!("\n==> {name} <==\n")),
+                _ => Ok(()),
+            };
+            let answer = said.and_then(|()| reading.next_answer(&mut |text| printer.print(text)));
+            match answer {
+                Ok(None) => break,
+                Ok(Some(answer)) => {
+                    if !silent {
+                        failed = printer.print("\n");
+                        note(&self.summary(&answer, named, &reading));
+                    }
+                    answers.push(answer);
+                }
+                Err(error) => failed = Err(named.error(error)),
+            }
+            if failed.is_err() {
+                break;
+            }
+        }
+        if let (true, Some(last)) = (named.len() > 1, answers.last()) {
+            let n_tokens = named.iter().map(|named| named.prompt.ids.len()).sum();
+            note(&batch_summary(named.len(), n_tokens, &last.report));
+        }
+        exit::all([failed, self.write(answers, named), printer.finish()])
+    }
+
+    /// What is said of an answer when it has ended.
+    fn summary(&self, answer: &Answer, named: &Named, reading: &Reading<'_, '_>) -> String {
+        let bounds = Bounds {
+            context: reading.engine.model().spec.shape.context,
+            max_tokens: self.run.max_tokens,
+        };
+        let mut text = match named.name() {
+            Some(name) => answer_summary(&name, &answer.report, bounds),
+            None => summary(&answer.report, bounds),
+        };
+        let Prompt { ids, tail, .. } = &named.prompt;
+        if let (Some(window), Some(tail)) = (answer.window, *tail) {
+            text += &window_line(reading.engine.tokenizer(), ids, window, tail);
+        }
+        text
+    }
+
     /// Writes the files that were asked for. One that fails does not cost the
     /// other.
-    fn write(&self, answer: Answer, prompt: &Prompt) -> anyhow::Result<()> {
-        let cancelled = answer.report.finish_reason == FinishReason::Cancelled.name();
+    fn write(&self, answers: Vec<Answer>, named: &[Named]) -> anyhow::Result<()> {
+        if answers.is_empty() {
+            return Ok(());
+        }
+        let is_cancelled =
+            |answer: &Answer| answer.report.finish_reason == FinishReason::Cancelled.name();
+        let cancelled = answers.iter().any(is_cancelled);
+        let (mut reports, mut kept) = (Vec::new(), Vec::new());
+        for (answer, named) in answers.into_iter().zip(named) {
+            kept.push(answer.retained);
+            reports.push(Report {
+                prompt_file: named.file.as_ref().map(|file| file.to_string_lossy().into_owned()),
+                run: answer.report,
+                dropped_tokens: named.prompt.dropped,
+                template_tail_tokens: named.prompt.tail,
+            });
+        }
         let dumped = match &self.dump_retained {
-            Some(path) => write_file(path, serde_json::to_string(&answer.retained)?.as_bytes()),
+            Some(path) => {
+                let text = serde_json::to_string(&OneOrAll::new(&kept, named.len()))?;
+                write_file(path, text.as_bytes())
+            }
             None => Ok(()),
         };
-        let report = Report {
-            run: answer.report,
-            dropped_tokens: prompt.dropped,
-            template_tail_tokens: prompt.tail,
-        };
-        let reported = self.json.as_ref().map_or(Ok(()), |json| json.write(&report));
+        let reports = OneOrAll::new(&reports, named.len());
+        let reported = self.json.as_ref().map_or(Ok(()), |json| json.write(&reports));
         let ended = if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) };
         exit::all([ended, dumped, reported])
     }
 }
 
-/// One prompt to be answered.
+/// What is written of one prompt as it is, of several as an array.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum OneOrAll<'a, T> {
+    One(&'a T),
+    All(&'a [T]),
+}
+
+impl<'a, T> OneOrAll<'a, T> {
+    /// What there is of `n_prompts` prompts; it may be less than was asked for.
+    fn new(all: &'a [T], n_prompts: usize) -> Self {
+        match all {
+            [one] if n_prompts == 1 => OneOrAll::One(one),
+            _ => OneOrAll::All(all),
+        }
+    }
+}
+
+/// Prompts to be read together and answered one after the other.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Prompt ids.
-    pub tokens: &'a [u32],
+    /// Ids of every prompt.
+    pub prompts: &'a [&'a [u32]],
     /// Settings of the run.
     pub config: &'a RunConfig,
-    /// Settings of the answer.
+    /// Settings of the answers.
     pub sample: &'a SampleFlags,
     /// What is reported of tokens.
     pub logprobs: LogprobFlags,
@@ -179,46 +324,47 @@ pub struct Answer {
     pub window: Option<usize>,
 }
 
-impl Request<'_> {
-    /// Reads the prompt and generates the answer; `each` gets its text as it
-    /// comes.
+/// Prompts that have been read, and whose answers are still to come.
+pub struct Reading<'r, 'e> {
+    request: Request<'r>,
+    engine: &'e Engine<Cpu>,
+    interrupt: &'r Interrupt,
+    watch: Watch<'r>,
+    prefill_s: f64,
+    sessions: std::vec::IntoIter<Session<'e, Cpu>>,
+    /// Of every prompt, where they were asked for.
+    prompt_logprobs: Option<std::vec::IntoIter<Vec<Logprobs>>>,
+}
+
+impl<'r> Request<'r> {
+    /// Reads the prompts.
     ///
     /// # Errors
     /// Whatever stops the run.
-    pub fn answer(
+    pub fn read<'e>(
         &self,
-        engine: &Engine<Cpu>,
-        interrupt: &Interrupt,
-        each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Answer> {
+        engine: &'e Engine<Cpu>,
+        interrupt: &'r Interrupt,
+    ) -> anyhow::Result<Reading<'r, 'e>> {
         let n_layers = engine.model().spec.shape.n_layers;
-        let extent = Extent::new(n_layers, self.config.schedule, self.tokens.len());
+        let n_tokens: Vec<usize> = self.prompts.iter().map(|tokens| tokens.len()).collect();
+        let extent = Extent::new(n_layers, self.config.schedule, &n_tokens);
         let mut watch = Watch::new(self.schedule, extent, interrupt);
-        let (mut session, prompt_logprobs) = self.prefill(engine, &mut watch)?;
+        let (sessions, prompt_logprobs) = self.prefill(engine, &mut watch)?;
         let prefill_s = watch.elapsed().as_secs_f64();
         watch.clear();
-        let mut facts = Facts {
-            model: self.model.to_owned(),
-            schedule: self.schedule.to_owned(),
+        Ok(Reading {
+            request: *self,
+            engine,
+            interrupt,
+            watch,
             prefill_s,
-            ttft_s: prefill_s,
-            compress_s: watch.compress.as_secs_f64(),
-            seed: self.sample.seed,
-            process_peak_anon_bytes: watch.anon_peak,
-            prompt_logprobs,
-            logprobs: self.logprobs.logprobs.map(|_| Vec::new()),
-            ..Facts::default()
-        };
-        self.generate(&mut session, &mut facts, (&watch, interrupt), each)?;
-        facts.allocator_peak_bytes = Some(tidekv_alloc::stats().peak_bytes);
-        Ok(Answer {
-            window: window(&session),
-            retained: retained_dump(&session),
-            report: RunReport::new(&session, facts),
+            sessions: sessions.into_iter(),
+            prompt_logprobs: prompt_logprobs.map(Vec::into_iter),
         })
     }
 
-    /// Settings of the answer.
+    /// Settings of an answer.
     fn settings(&self, interrupt: &Interrupt) -> GenerateConfig {
         GenerateConfig {
             sample: self.sample.config(),
@@ -228,41 +374,74 @@ impl Request<'_> {
         }
     }
 
-    /// Reads the prompt, and the log-probabilities of its tokens if they were asked
-    /// for.
+    /// Reads the prompts, and the log-probabilities of their tokens if they were
+    /// asked for.
     fn prefill<'e>(
         &self,
         engine: &'e Engine<Cpu>,
         watch: &mut Watch<'_>,
-    ) -> anyhow::Result<(Session<'e, Cpu>, Option<Vec<Logprobs>>)> {
+    ) -> anyhow::Result<(Vec<Session<'e, Cpu>>, Option<Vec<Vec<Logprobs>>>)> {
         let Some(n_top) = self.logprobs.prompt_logprobs else {
-            return Ok((engine.prefill(self.tokens, self.config, watch)?, None));
+            return Ok((engine.prefill_batch(self.prompts, self.config, watch)?, None));
         };
         let config = RunConfig { outputs: Outputs::AllLogits, ..self.config.clone() };
-        let mut all = Vec::with_capacity(self.tokens.len().saturating_sub(1));
+        let mut all = vec![Vec::new(); self.prompts.len()];
         let mut observer = PromptLogprobs {
-            prompts: &[self.tokens],
+            prompts: self.prompts,
             n_top,
             inner: watch,
-            each: &mut |_, _, logprobs| all.push(logprobs),
+            each: &mut |seq, _, logprobs| all[seq].push(logprobs),
         };
-        let session = engine.prefill(self.tokens, &config, &mut observer)?;
-        Ok((session, Some(all)))
+        let sessions = engine.prefill_batch(self.prompts, &config, &mut observer)?;
+        Ok((sessions, Some(all)))
+    }
+}
+
+impl Reading<'_, '_> {
+    /// Generates the answer to the next prompt and lets go of its cache; `each` gets
+    /// the text as it comes. `None` after the last.
+    ///
+    /// # Errors
+    /// Whatever stops the run.
+    pub fn next_answer(
+        &mut self,
+        each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Option<Answer>> {
+        let Some(mut session) = self.sessions.next() else { return Ok(None) };
+        let request = self.request;
+        let mut facts = Facts {
+            model: request.model.to_owned(),
+            schedule: request.schedule.to_owned(),
+            prefill_s: self.prefill_s,
+            ttft_s: self.watch.elapsed().as_secs_f64(),
+            compress_s: self.watch.compress.as_secs_f64(),
+            seed: request.sample.seed,
+            process_peak_anon_bytes: self.watch.anon_peak,
+            prompt_logprobs: self.prompt_logprobs.as_mut().and_then(Iterator::next),
+            logprobs: request.logprobs.logprobs.map(|_| Vec::new()),
+            ..Facts::default()
+        };
+        self.generate(&mut session, &mut facts, each)?;
+        facts.allocator_peak_bytes = Some(tidekv_alloc::stats().peak_bytes);
+        Ok(Some(Answer {
+            window: window(&session),
+            retained: retained_dump(&session),
+            report: RunReport::new(&session, facts),
+        }))
     }
 
     fn generate(
         &self,
         session: &mut Session<'_, Cpu>,
         facts: &mut Facts,
-        (watch, interrupt): (&Watch<'_>, &Interrupt),
         each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut answer = session.generate(self.settings(interrupt))?;
+        let mut answer = session.generate(self.request.settings(self.interrupt))?;
         let mut first: Option<Instant> = None;
         for piece in answer.by_ref() {
             let piece = piece?;
             if first.is_none() {
-                facts.ttft_s = watch.elapsed().as_secs_f64();
+                facts.ttft_s = self.watch.elapsed().as_secs_f64();
                 first = Some(Instant::now());
             }
             facts.output_token_ids.extend(piece.token);
@@ -286,16 +465,21 @@ fn window(session: &Session<'_, Cpu>) -> Option<usize> {
 }
 
 /// Says what the plan foresees, before the wait.
-fn announce(engine: &Engine<Cpu>, config: &RunConfig, tokens: &[u32]) -> anyhow::Result<()> {
-    config.check_prompt(&engine.model().spec.shape, tokens)?;
-    let plan = engine.plan(config, tokens.len())?;
+fn announce(engine: &Engine<Cpu>, config: &RunConfig, prompts: &[&[u32]]) -> anyhow::Result<()> {
+    config.check_prompts(&engine.model().spec.shape, prompts)?;
+    let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
+    let plan = engine.plan_batch(config, &n_tokens)?;
     let limit = match config.memory_limit {
         Some(limit) => format!(", the limit is {}", Bytes(limit)),
         None => String::new(),
     };
     let peak = plan.peak_bytes();
-    let tokens = counted(tokens.len(), "token");
-    note(&format!("reading {tokens}; the plan's peak is {}{limit}\n", Bytes(peak)));
+    let tokens = counted(plan.n_tokens, "token");
+    let what = match plan.n_prompts {
+        1 => tokens,
+        n => format!("{n} prompts with {tokens} in all"),
+    };
+    note(&format!("reading {what}; the plan's peak is {}{limit}\n", Bytes(peak)));
     if let Some(warning) = crowded(engine.model().weight_bytes().mapped, peak) {
         note(&warning);
     }

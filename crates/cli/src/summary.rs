@@ -16,30 +16,72 @@ pub struct Bounds {
     pub max_tokens: usize,
 }
 
-/// What a person wants to know about a run: speed, memory, what was kept.
+/// What a person wants to know about the run of one prompt: speed, memory, what
+/// was kept.
 pub fn summary(report: &RunReport, bounds: Bounds) -> String {
-    let memory = &report.memory;
-    let speed = report.prompt_tokens as f64 / report.prefill_s.max(1e-9);
+    format!(
+        "\n  {} read at {:.0} tokens/s, first token after {}\n  {}\n  {}\n  {}\n",
+        counted(report.prompt_tokens, "token"),
+        speed(report.prompt_tokens, report),
+        seconds(report.ttft_s),
+        generated(report, bounds),
+        memory(report),
+        kept(report),
+    )
+}
+
+/// The part of [`summary`] that each of several prompts has for itself.
+pub fn answer_summary(name: &str, report: &RunReport, bounds: Bounds) -> String {
+    format!(
+        "\n  {name}: {}, first token after {}\n  {}\n  {}\n",
+        counted(report.prompt_tokens, "token"),
+        seconds(report.ttft_s),
+        generated(report, bounds),
+        kept(report),
+    )
+}
+
+/// The part of [`summary`] that several prompts have in common; `report` is that of
+/// any of them.
+pub fn batch_summary(n_prompts: usize, n_tokens: usize, report: &RunReport) -> String {
+    format!(
+        "\n  {} with {} in all read at {:.0} tokens/s\n  {}\n",
+        counted(n_prompts, "prompt"),
+        counted(n_tokens, "token"),
+        speed(n_tokens, report),
+        memory(report),
+    )
+}
+
+/// Tokens that were read per second.
+fn speed(n_tokens: usize, report: &RunReport) -> f64 {
+    n_tokens as f64 / report.prefill_s.max(1e-9)
+}
+
+/// How the answer came to be.
+fn generated(report: &RunReport, bounds: Bounds) -> String {
     let decode = match report.decode_tokens_per_s > 0.0 {
         true => format!(" at {:.1} tokens/s", report.decode_tokens_per_s),
         false => String::new(),
     };
     format!(
-        "\n  {} read at {speed:.0} tokens/s, first token after {}\n  \
-         {} generated{decode}, ended by {}\n  \
-         peak {} (planned {}) during {}: {}\n  \
-         transient {}, retained cache {}\n  {}\n",
-        counted(report.prompt_tokens, "token"),
-        seconds(report.ttft_s),
+        "{} generated{decode}, ended by {}",
         counted(report.generated_tokens, "token"),
-        ended_by(report.finish_reason, report.generated_tokens, bounds),
+        ended_by(report.finish_reason, report.generated_tokens, bounds)
+    )
+}
+
+/// Where the memory went.
+fn memory(report: &RunReport) -> String {
+    let memory = &report.memory;
+    format!(
+        "peak {} (planned {}) during {}: {}\n  transient {}, retained cache {}",
         Bytes(memory.accounted_peak_bytes),
         Bytes(memory.planned_peak_bytes),
         reached(&memory.peak_at),
         largest(&memory.components_at_peak),
         Bytes(memory.transient_peak_bytes),
         Bytes(memory.retained_bytes),
-        kept(report),
     )
 }
 

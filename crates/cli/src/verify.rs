@@ -100,7 +100,7 @@ pub fn verify(args: &Args) -> anyhow::Result<()> {
         let label = format!("{} C = {}", case.schedule, case.chunk);
         let schedule = case.schedule.with_chunk(case.chunk);
         let n_layers = engine.model().spec.shape.n_layers;
-        let extent = Extent::new(n_layers, schedule, tokens.len());
+        let extent = Extent::new(n_layers, schedule, &[tokens.len()]);
         let mut watch = Watch::new(label, extent, &interrupt);
         let verdict = verifier.check(case, &mut watch)?;
         watch.clear();

@@ -11,9 +11,9 @@ use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, Printer, counted};
 use crate::progress::seconds;
-use crate::prompt::PromptFlags;
+use crate::prompt::{PromptFlags, Source};
 use crate::run::{Answer, Request};
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use document::{ANSWER_PREFIX, Document, QUESTION, Recipe};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -123,12 +123,11 @@ fn conclusion([ordinary, tide]: [&Answer; 2], document: &Document) -> anyhow::Re
 /// The document with its question, in the model's chat format.
 fn prompt(engine: &Engine<Cpu>, document: &Document) -> anyhow::Result<Vec<u32>> {
     let prompt = PromptFlags {
-        prompt: Some(document.text()),
         question: Some(QUESTION.to_owned()),
         answer_prefix: Some(ANSWER_PREFIX.to_owned()),
         ..PromptFlags::default()
     };
-    Ok(prompt.build(engine, ANSWER_TOKENS)?.ids)
+    Ok(prompt.tokens(Source::Document(document.text()), engine, ANSWER_TOKENS)?.ids)
 }
 
 /// Whether an answer begins with the whole code and nothing but the code.
@@ -182,14 +181,15 @@ impl Args {
         let stop = vec![".".to_owned(), "\n".to_owned()];
         let sample = SampleFlags { stop, ..SampleFlags::default() };
         let request = Request {
-            tokens,
+            prompts: &[tokens],
             config: &config,
             sample: &sample,
             logprobs: LogprobFlags::default(),
             model: &self.model.to_string_lossy(),
             schedule: kind.name(),
         };
-        request.answer(engine, interrupt, &mut |_| Ok(()))
+        let mut reading = request.read(engine, interrupt)?;
+        reading.next_answer(&mut |_| Ok(()))?.context("no prompt was read")
     }
 }
 

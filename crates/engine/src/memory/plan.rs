@@ -144,8 +144,8 @@ pub(crate) fn window(selections: &[SelectionLayout]) -> usize {
 fn before_steps(input: &PlanInput<'_>, selections: &[Vec<SelectionLayout>]) -> Breakdown {
     let PlanInput { shape, weights, sizes, config, n_tokens } = *input;
     let window = selections.iter().map(|layers| window(layers)).max().unwrap_or(0);
-    let (rows, n_prompts) =
-        (config.schedule.chunk().rows(longest(n_tokens)), n_tokens.len() as u64);
+    let rows = config.schedule.chunk().rows(longest(n_tokens));
+    let n_prompts = n_tokens.len() as u64;
     let tail = layout::tail_half(shape, config.kv, config.tail_rows(shape));
     let mut live = Breakdown::default();
     live[Component::Weights] = weights.held;
