@@ -324,6 +324,9 @@ pub struct Answer {
     pub window: Option<usize>,
 }
 
+/// Log-probabilities of the tokens of every prompt.
+type PerPrompt = Vec<Vec<Logprobs>>;
+
 /// Prompts that have been read, and whose answers are still to come.
 pub struct Reading<'r, 'e> {
     request: Request<'r>,
@@ -380,7 +383,7 @@ impl<'r> Request<'r> {
         &self,
         engine: &'e Engine<Cpu>,
         watch: &mut Watch<'_>,
-    ) -> anyhow::Result<(Vec<Session<'e, Cpu>>, Option<Vec<Vec<Logprobs>>>)> {
+    ) -> anyhow::Result<(Vec<Session<'e, Cpu>>, Option<PerPrompt>)> {
         let Some(n_top) = self.logprobs.prompt_logprobs else {
             return Ok((engine.prefill_batch(self.prompts, self.config, watch)?, None));
         };

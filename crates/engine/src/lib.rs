@@ -9,8 +9,8 @@
 //! # Tour
 //!
 //! - [`Model`] is an opened file; [`Engine`] is a model on a [`Backend`];
-//!   [`Session`] is one prompt that has been read; [`Generate`] iterates over the
-//!   answer.
+//!   [`Session`] is one prompt that has been read, alone or with others in a
+//!   batch; [`Generate`] iterates over the answer.
 //! - [`RunConfig`] holds what decides result and memory: a
 //!   [`schedule::Schedule`] (order, chunks, eviction) and a
 //!   [`select::Selector`] (what is kept) are values.
