@@ -257,6 +257,7 @@ fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
         // Of several prompts, how long one may be says little.
         _ if plan.n_prompts > 1 => match &outcome.fewer_prompts {
             Some(fewer) => format!("; {fewer}\n"),
+            // All of them fit together.
             None => "\n".to_owned(),
         },
         0 => "; no prompt does with these settings\n".to_owned(),

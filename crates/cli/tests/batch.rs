@@ -178,6 +178,8 @@ fn a_batch_that_does_not_fit_is_refused_with_how_many_would() {
     for pair in files.chunks(2) {
         ends_with(&place.run(&args(pair, &rest)), 0, &[]);
     }
+    let tight = [&SETTINGS[..], &["--memory-limit", "100KiB"]].concat();
+    ends_with(&place.run(&args(&files, &tight)), 3, &["does not fit even alone"]);
 }
 
 #[test]

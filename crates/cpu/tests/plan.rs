@@ -517,7 +517,10 @@ fn a_batch_beyond_the_limit_is_refused_before_compute_with_how_many_would_fit() 
         let refusal = |limit| engine.plan_batch(&with(limit), &n_tokens).err().unwrap().to_string();
         assert!(refusal(one).contains("these prompts fit one at a time"), "{}", refusal(one));
         let none = refusal(one - 1);
-        assert!(!none.contains("at a time") && none.contains("one prompt of up to"), "{none}");
+        assert!(
+            none.contains("does not fit even alone") && none.contains("one prompt of up to"),
+            "{none}"
+        );
     }
 }
 

@@ -55,12 +55,13 @@ impl Refusal {
         advice
     }
 
-    /// How many prompts to read at a time, if there are several and some would fit.
+    /// How many prompts to read at a time, if there are several.
     pub fn fewer_prompts(&self) -> Option<String> {
-        match self.prompts_at_a_time {
-            0 => None,
-            1 => Some("these prompts fit one at a time".to_owned()),
-            n => Some(format!("these prompts fit {n} at a time, in this order")),
+        match (self.plan.n_prompts, self.prompts_at_a_time) {
+            (1, _) => None,
+            (_, 0) => Some("the longest of these prompts does not fit even alone".to_owned()),
+            (_, 1) => Some("these prompts fit one at a time".to_owned()),
+            (_, n) => Some(format!("these prompts fit {n} at a time, in this order")),
         }
     }
 
