@@ -10,18 +10,20 @@ pub(crate) const EXP_ZERO_BELOW: f32 = -87.3;
 /// Largest argument with a finite result, `ln(f32::MAX)` rounded down.
 const EXP_FINITE_UP_TO: f32 = 88.722_83;
 
+/// `ln 2` in two parts, of which the first has few enough bits that an exponent times it is exact.
+const LN_2_HIGH: f32 = 0.693_359_4;
+const LN_2_LOW: f32 = -2.121_944_4e-4;
+
 /// `e^x` in every lane.
 ///
 /// Within 1.25 units in the last place for x from [`EXP_ZERO_BELOW`] to [`EXP_FINITE_UP_TO`], zero
 /// below (so `exp(-inf) = 0`), infinity above, NaN for NaN, and exactly 1 for 0.
 ///
-/// `x = n ln 2 + r` with integer `n` and `|r| <= ln 2 / 2`; `ln 2` is subtracted in two parts, the
-/// first with few enough bits that `n` times it is exact. The polynomial for `e^r` has the
+/// `x = n ln 2 + r` with integer `n` and `|r| <= ln 2 / 2`; `ln 2` is subtracted in two parts. The
+/// polynomial for `e^r` has the
 /// coefficients of Cephes `expf` (S. L. Moshier); `2^n` is added into the exponent field.
 #[inline(always)]
 pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
     // Adding 1.5 * 2^23 leaves no bits below the unit: the sum is rounded to an integer, and its
     // low bits are that integer.
     const ROUND: f32 = 12_582_912.0;
@@ -46,6 +48,35 @@ pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
     // Where x is large or NaN the exponent arithmetic is meaningless; x + inf is the answer.
     let large = lanes.add(x, lanes.splat(f32::INFINITY));
     let result = lanes.select(lanes.le(x, lanes.splat(EXP_FINITE_UP_TO)), scaled, large);
+    lanes.select(lanes.lt(x, lanes.splat(EXP_ZERO_BELOW)), lanes.splat(0.0), result)
+}
+
+/// `e^x` in every lane for x up to 0: what a softmax needs, with three quarters of the operations of
+/// [`exp`].
+///
+/// Within 3 units in the last place from [`EXP_ZERO_BELOW`] on, zero below (so `exp(-inf) = 0`), NaN
+/// for NaN, and exactly 1 for 0. Without meaning for positive x.
+///
+/// As [`exp`], but the polynomial is `1 + r q(r)` with q of degree 4 and the smallest largest
+/// relative error for it, 9.1e-8 (fitted in f64 by Lawson's iteration, then rounded), and `2^n` is a
+/// factor, not a sum in the exponent field, so that NaN stays NaN whatever its bits.
+#[inline(always)]
+pub(crate) fn exp_nonpositive<L: Lanes>(lanes: L, x: L::V) -> L::V {
+    /// As in [`exp`], with the exponent's bias: the low bits are those of `2^n`.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
+    const COEFFICIENTS: [f32; 4] = [4.189_793e-2, 1.666_763_6e-1, 4.999_915e-1, 9.999_997e-1];
+
+    let shifted = lanes.fma(x, lanes.splat(std::f32::consts::LOG2_E), lanes.splat(ROUND));
+    let n = lanes.sub(shifted, lanes.splat(ROUND));
+    let r = lanes.fma(n, lanes.splat(-LN_2_HIGH), x);
+    let r = lanes.fma(n, lanes.splat(-LN_2_LOW), r);
+    let mut p = lanes.splat(8.290_315e-3);
+    for c in COEFFICIENTS {
+        p = lanes.fma(p, r, lanes.splat(c));
+    }
+    p = lanes.fma(p, r, lanes.splat(1.0));
+    let power = lanes.of_bits(lanes.shl(lanes.to_bits(shifted), 23));
+    let result = lanes.mul(p, power);
     lanes.select(lanes.lt(x, lanes.splat(EXP_ZERO_BELOW)), lanes.splat(0.0), result)
 }
 

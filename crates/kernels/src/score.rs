@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::attention::assert_cap;
 use crate::attention::logits::{Logits, Stack, pack_query};
 use crate::attention::softmax::Running;
-use crate::exp::exp;
+use crate::exp::exp_nonpositive;
 use crate::isa::Isa;
 use crate::kv::expand::{expand_k, k_panels_len};
 use crate::kv::{KEY_BLOCK, KvLayout};
@@ -234,7 +234,7 @@ fn mean_weight<L: Lanes>(
     let mut total = zero;
     for row in stack.first_seeing(base + at)..stack.rows {
         let logit = lanes.load(&window.logits[row * KEY_BLOCK + at..]);
-        let weight = exp(lanes, lanes.sub(logit, lanes.splat(stats.max[row])));
+        let weight = exp_nonpositive(lanes, lanes.sub(logit, lanes.splat(stats.max[row])));
         let probability = lanes.div(weight, lanes.splat(stats.sum[row]));
         let seen = lanes.first(stack.visible(row, base).end - at);
         total = lanes.add(total, lanes.select(seen, probability, zero));

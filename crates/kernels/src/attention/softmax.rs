@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::exp::exp;
+use crate::exp::exp_nonpositive;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::{Lanes, MAX_LANES};
 
@@ -42,7 +42,7 @@ impl Running {
         let splat = lanes.splat(max);
         let mut sums = lanes.splat(0.0);
         for vector in logits.chunks_exact_mut(L::N) {
-            let weight = exp(lanes, lanes.sub(lanes.load(vector), splat));
+            let weight = exp_nonpositive(lanes, lanes.sub(lanes.load(vector), splat));
             lanes.store(weight, vector);
             sums = lanes.add(sums, weight);
         }
@@ -82,6 +82,6 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> f32 {
 #[inline(always)]
 fn exp_scalar<L: Lanes>(lanes: L, x: f32) -> f32 {
     let mut out = [0.0; MAX_LANES];
-    lanes.store(exp(lanes, lanes.splat(x)), &mut out);
+    lanes.store(exp_nonpositive(lanes, lanes.splat(x)), &mut out);
     out[0]
 }

@@ -73,7 +73,7 @@ impl Head {
     /// A logit is a chain of D rounded steps on a rounded `scale * q`: error at most (2D + 2) u
     /// scale sum|q k| (two roundings a step without FMA). A weight then carries twice that (its own
     /// logit and the common maximum), one rounding of `s - m` for each logit and each maximum (span
-    /// u), a few ulp of exp, and per key block one rounded rescale (4 ulp of alpha, two products).
+    /// u), the 3 ulp of exp, and per key block one rounded rescale (3 ulp of alpha, two products).
     /// Numerator and denominator are sums of n weights: (2n) u each. The output is an average of
     /// the values, so its error is that sum of relative errors times the largest |v|. A soft-cap c
     /// does not stretch the error of a logit and adds its own, at most 4 c u.

@@ -12,6 +12,12 @@ use crate::test_data::{assert_close, ulps};
 /// and the rounding of its inner terms, which r^2 scales down, add less than 0.2 together.
 const EXP_MAX_ULP: f64 = 1.25;
 
+/// The bound that the documentation of [`exp_nonpositive`] states, in units of 2^-24 for results in
+/// [0.7, 1.42): the polynomial's fit 1.6, the last sum 0.5, the product before it (below 0.42) 0.25
+/// where it is rounded, its coefficient (next to 1, off by half a unit of 2^-24, times r) 0.2, and
+/// the reduced argument 0.25.
+const EXP_NONPOSITIVE_MAX_ULP: f64 = 3.0;
+
 /// The relative error of `1 + e^-x` and of the quotient add one rounding each; a relative error
 /// of `t` units of `2^-24` is at most `t` ulp.
 const SILU_MAX_ULP: f64 = 2.0 * EXP_MAX_ULP + 2.0;
@@ -50,6 +56,7 @@ fn gelu_reference(x: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 enum Function {
     Exp,
+    ExpNonpositive,
     Silu,
     Tanh,
     GeluTanh,
@@ -71,6 +78,7 @@ impl Kernel for Map<'_> {
             let x = lanes.load_first(part);
             let y = match self.function {
                 Function::Exp => exp(lanes, x),
+                Function::ExpNonpositive => exp_nonpositive(lanes, x),
                 Function::Silu => silu(lanes, x),
                 Function::Tanh => tanh(lanes, x),
                 Function::GeluTanh => gelu_tanh(lanes, x),
@@ -123,6 +131,24 @@ fn exp_is_within_its_bound_on_both_sides_of_zero() {
 }
 
 #[test]
+fn exp_nonpositive_is_within_its_bound_and_exact_at_both_ends() {
+    for isa in Isa::available() {
+        let name = isa.name();
+        let x = sweep(EXP_ZERO_BELOW, -0.0);
+        let (error, at) = worst(isa, Function::ExpNonpositive, &x, f64::exp);
+        println!("{name}: exp_nonpositive within {error:.3} ulp, worst at {at}");
+        assert!(error <= EXP_NONPOSITIVE_MAX_ULP, "{name}: {error} ulp at {at}");
+        let exp = |x| of(isa, Function::ExpNonpositive, x);
+        // The largest logit weighs 1, and what was summed before it stays as it is.
+        assert_eq!((exp(0.0), exp(-0.0)), (1.0, 1.0), "{name}");
+        for x in [f32::NEG_INFINITY, -1e30, -1000.0, -104.0, EXP_ZERO_BELOW.next_down()] {
+            assert_eq!(exp(x).to_bits(), 0, "{name}: {x}");
+        }
+        assert!(exp(EXP_ZERO_BELOW) >= f32::MIN_POSITIVE, "{name}");
+    }
+}
+
+#[test]
 fn silu_is_within_its_bound_on_both_sides_of_zero() {
     for isa in Isa::available() {
         for (low, high) in [(-EXP_FINITE_UP_TO, -0.0), (0.0, 1e30)] {
@@ -167,6 +193,7 @@ fn nan_stays_nan_whatever_its_payload() {
                 let nan = f32::from_bits(sign | 0x7f80_0000 | payload);
                 for function in [
                     Function::Exp,
+                    Function::ExpNonpositive,
                     Function::Silu,
                     Function::Tanh,
                     Function::GeluTanh,
