@@ -27,12 +27,9 @@ use tidekv_testkit::{GgufWriter, TinySpec, tiny_llama, tiny_qwen2};
 
 /// Largest difference allowed between f32 and exact arithmetic, for states and
 /// logits of scale 1 to 3. Sums of K <= 320 products are about sqrt(K) half-ulps
-/// (2^-24) off, 1e-6 each, some ten in a row. Angles are f32 products as in
-/// published implementations: at position 600, base 1e5 and D 16, the fastest
-/// pair is off by 600 x 2^-24 = 4e-5 rad, the others in proportion; that moves an
-/// attention logit of scale 1 by less than 1e-4 and, through softmax averages
-/// over many keys, a state by a tenth of it.
-const BOUND: f64 = 5e-5;
+/// (2^-24) off, 1e-6 each, some ten in a row. Angles are exact to half an ulp of
+/// their cosines.
+const BOUND: f64 = 1e-5;
 
 fn tiers() -> impl Iterator<Item = Tier> {
     Isa::available().into_iter().map(Isa::tier)
@@ -250,10 +247,10 @@ fn dense_scores(
     (0..spec.n_kv_heads).map(kv_head).collect()
 }
 
-/// Relative distance within which two scores may change places: f32 angles move
-/// attention logits at position 300 by some 2e-5 (see [`BOUND`]), and weights by
-/// as much of themselves.
-const SCORE_TIE: f64 = 1e-4;
+/// Relative distance within which two scores may change places: f32 arithmetic
+/// moves attention logits by [`BOUND`] at most, and weights by as much of
+/// themselves.
+const SCORE_TIE: f64 = 2.0 * BOUND;
 
 /// What is wrong with a kept set: it must be the K - W best positions of the
 /// scored prefix, up to ties at the border, and the W positions after it.
@@ -329,7 +326,7 @@ fn kept_sets_are_the_best_positions_of_dense_scores() {
 
 #[test]
 fn a_kept_set_with_a_worse_position_is_faulty() {
-    let scores = [0.5, 0.1, 0.3, 0.30001, 0.2];
+    let scores = [0.5, 0.1, 0.3, 0.300_003, 0.2];
     let set = |positions: &[u32]| {
         let kept: Vec<Pos> = positions.iter().copied().map(Pos).collect();
         set_fault(&kept, &scores, (4, 2))

@@ -157,7 +157,7 @@ impl Config {
     /// # Errors
     /// A feature or a number that is not supported.
     pub(super) fn describe(&self, table: &Table<'_>) -> Result<ModelSpec, Error> {
-        let mut shape = self.shape(table)?;
+        let mut shape = self.shape(table.rows(&table.naming().embedding())?)?;
         shape.validate()?;
         shape.windows = self.windows(&shape)?;
         let arithmetic = self.arithmetic(&shape)?;
@@ -187,7 +187,8 @@ impl Config {
         Ok(float(&self.fields, key)?.map(|value| value as f32))
     }
 
-    fn shape(&self, table: &Table<'_>) -> Result<Shape, ModelError> {
+    /// Dimensions of the model with an embedding table of `vocab` rows.
+    fn shape(&self, vocab: usize) -> Result<Shape, ModelError> {
         let (d_model, n_heads) =
             (self.required("hidden_size")?, self.required("num_attention_heads")?);
         let of_family = match self.architecture {
@@ -207,7 +208,7 @@ impl Config {
             n_heads,
             n_kv_heads: self.count("num_key_value_heads")?.unwrap_or(n_heads),
             head_dim,
-            vocab: table.rows(&table.naming().embedding())?,
+            vocab,
             context: self.required("max_position_embeddings")?,
             windows: Vec::new(),
         })
@@ -399,8 +400,13 @@ fn scaling(
         },
         "yarn" => {
             let plain = Yarn::new(factor()?);
+            if parameters.get("truncate").and_then(Value::as_bool) == Some(false) {
+                let feature = "YaRN between fractions of pairs (`truncate`)".to_owned();
+                return Err(ModelError::Feature { feature });
+            }
+            let weights = (number("mscale")?, number("mscale_all_dim")?);
             RopeScaling::Yarn(Yarn {
-                magnitude: number("attention_factor")?,
+                magnitude: number("attention_factor")?.or(weighted(plain.factor, weights)),
                 fast: or("beta_fast", plain.fast)?,
                 slow: or("beta_slow", plain.slow)?,
                 ..plain
@@ -420,6 +426,15 @@ fn scaling(
         }
     };
     Ok((scaling, RopeFactors::None))
+}
+
+/// YaRN's magnitude where the file weights its logarithm (`mscale`) and divides by
+/// another one (`mscale_all_dim`).
+fn weighted(factor: f64, weights: (Option<f64>, Option<f64>)) -> Option<f64> {
+    let (Some(above), Some(below)) = weights else { return None };
+    let magnitude = |weight: f64| 0.1 * weight * factor.ln() + 1.0;
+    // The reference takes a weight of 0 for one that is not given.
+    (above != 0.0 && below != 0.0).then(|| magnitude(above) / magnitude(below))
 }
 
 fn bad(key: &str, value: impl ToString, reason: &'static str) -> ModelError {
@@ -450,6 +465,9 @@ fn numbers(fields: &Map<String, Value>, key: &str) -> Result<Vec<f32>, ModelErro
     let numbers: Option<Vec<f32>> = list.iter().map(number).collect();
     numbers.ok_or_else(|| bad(key, list.len(), "must hold numbers"))
 }
+
+#[cfg(test)]
+mod rope_reference;
 
 #[cfg(test)]
 mod tests {
@@ -489,6 +507,7 @@ mod tests {
             r#"{"type": "linear"}"#,
             r#"{"type": "linear", "factor": 0}"#,
             r#"{"type": "mrope", "factor": 2}"#,
+            r#"{"type": "yarn", "factor": 2, "truncate": false}"#,
             r#"{"type": "longrope", "short_factor": [1.0], "long_factor": ["x"]}"#,
         ] {
             assert!(read(refused).is_err(), "{refused}");
