@@ -37,6 +37,10 @@ static ALLOCATOR: tidekv_alloc::Counting = tidekv_alloc::Counting;
     after_help = "Start with `tidekv demo`, then `tidekv run --help`."
 )]
 struct Cli {
+    /// Fetch nothing: a model that is not on this machine is an error (also TIDEKV_OFFLINE=1 or
+    /// HF_HUB_OFFLINE=1)
+    #[arg(long, global = true)]
+    offline: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -58,6 +62,9 @@ enum Command {
 fn main() -> std::process::ExitCode {
     let matches = numeric(Cli::command()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if cli.offline {
+        model::go_offline();
+    }
     exit::report(obey(cli.command))
 }
 

@@ -6,15 +6,34 @@ use anyhow::{Context, ensure};
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
 use tidekv_cpu::{Cpu, CpuConfig};
-use tidekv_fetch::{ModelRef, Progress, Pulled};
+use tidekv_fetch::{ModelRef, Progress, Pulled, Sources, Store};
 
 /// Help text of every model argument.
 pub const MODEL_HELP: &str = "A GGUF file (any part of a split one), a Hugging Face directory, a known \
                               alias (smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m) or \
-                              hf:org/name:file; fetched if absent";
+                              hf:org/name[@revision][:file]; fetched if absent";
+
+/// Whether `--offline` was given. A setting of the process, as the environment variables are
+/// that say the same.
+static OFFLINE: AtomicBool = AtomicBool::new(false);
+
+/// From now on models are looked for on this machine only.
+pub fn go_offline() {
+    OFFLINE.store(true, Ordering::Relaxed);
+}
+
+/// The cache and what fills it.
+fn store() -> Store {
+    let sources = match OFFLINE.load(Ordering::Relaxed) {
+        true => Sources::offline(),
+        false => Sources::of_this_process(),
+    };
+    Store::new(tidekv_fetch::cache_dir(), sources)
+}
 
 /// Says on stderr how far a download is.
 struct Download<'a> {
@@ -65,11 +84,11 @@ pub fn pull(name: &OsStr, check: Check, interrupt: &Interrupt) -> anyhow::Result
     };
     let style = "{bytes} of {total_bytes} {bar:30} {bytes_per_sec} {eta} left";
     bar.set_style(indicatif::ProgressStyle::with_template(style)?);
-    let fetch = match check {
-        Check::Stamp => tidekv_fetch::pull,
-        Check::Digest => tidekv_fetch::pull_verified,
+    let mut download = Download { bar: bar.clone(), interrupt };
+    let pulled = match check {
+        Check::Stamp => store().pull(&reference, &mut download),
+        Check::Digest => store().pull_verified(&reference, &mut download),
     };
-    let pulled = fetch(&reference, &mut Download { bar: bar.clone(), interrupt });
     bar.finish_and_clear();
     Ok(pulled?)
 }

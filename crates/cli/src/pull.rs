@@ -7,7 +7,10 @@ use std::ffi::OsString;
 
 /// Fetch a model into the cache.
 ///
-/// Known aliases: smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m; or hf:org/name:file. The cache is
+/// Known aliases: smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m; or a model of the Hugging Face hub,
+/// hf:org/name[@revision][:file]. Without a file it is the repository's only GGUF model, else its only
+/// Q4_K_M one, else its safetensors with configuration and tokenizer. A revision is a branch, a tag or
+/// a commit; what is fetched is kept by commit, and pull asks whether a branch has moved. The cache is
 /// $TIDEKV_HOME, else the platform's cache directory. An interrupted download goes on where it
 /// stopped; a finished one is checked before it is used. Prints the path.
 #[derive(clap::Args)]

@@ -5,7 +5,7 @@
 //! <cache>/models/NAME            a finished file
 //! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed, with the
 //!                                modification time of the file, so that a later change shows
-//! <cache>/models/hf/ORG/REPO/... finished files of the hub
+//! <cache>/models/hf/ORG/NAME/... finished files of the hub, by commit: `store/repository.rs`
 //! <cache>/partial/KEY/...        parts of a download under way
 //! <cache>/locks/KEY.lock         who is working on it
 //! ```

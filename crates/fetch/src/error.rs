@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// A local path that leads to no file.
     #[error(
-        "there is no model file at {path}; give the path of a GGUF file, `hf:org/name[:file]`, \
+        "there is no model file at {path}; give the path of a GGUF file, `hf:org/name[@revision][:file]`, \
          or one of the known aliases: {aliases}"
     )]
     NoSuchFile {
@@ -41,6 +41,24 @@ pub enum Error {
         attempts: Vec<Attempt>,
         /// How to put the file in place without this program.
         by_hand: String,
+    },
+    /// It would have to be fetched, and nothing may be asked.
+    #[error(
+        "{model} is not in the cache and fetching is switched off (--offline, TIDEKV_OFFLINE or \
+         HF_HUB_OFFLINE): {missing}. Fetch it with `tidekv pull {model}` where there is a network, \
+         or give the path of a model"
+    )]
+    Offline {
+        /// The reference asked for.
+        model: String,
+        /// What is not there.
+        missing: String,
+    },
+    /// The package registry was not asked.
+    #[error("{reason}")]
+    Registry {
+        /// Why not.
+        reason: String,
     },
     /// The cache directory refuses writes.
     #[error(

@@ -7,7 +7,7 @@
 use std::error::Error as StdError;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use hf_hub::repository::{ModelInfo, RepoTreeEntry};
@@ -16,7 +16,7 @@ use hf_hub::{HFClient, HFError, HFRepositorySync, RepoTypeModel};
 use crate::cache::{self, Digesting, Finished};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::reference::is_relative_path;
+use crate::reference::{is_commit, is_relative_path};
 
 /// An unreachable hub must not hold up the next source for long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,104 +28,35 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// (64 per GiB) to stay far below the hub's rate limits.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// What is wanted from the hub.
-pub(crate) struct Wanted<'a> {
-    pub(crate) org: &'a str,
-    pub(crate) name: &'a str,
-    /// Commit; the newest where `None`.
-    pub(crate) revision: Option<&'a str>,
-    /// Path in the repository; chosen by [`choose`] where `None`.
-    pub(crate) file: Option<&'a str>,
-    /// Length in bytes and lower-case hexadecimal digest, where known beforehand.
-    pub(crate) expected: Option<(u64, &'a str)>,
+/// A file as the hub lists it.
+#[derive(Debug, Clone)]
+pub(crate) struct Listed {
+    /// Its path in the repository: relative, and safe to join.
+    pub(crate) path: String,
+    /// Its length.
+    pub(crate) n_bytes: u64,
 }
 
-/// A file from the hub.
-pub(crate) struct FromHub {
-    pub(crate) finished: Finished,
-    /// Its path in the repository.
-    pub(crate) file: String,
+/// A repository at a commit.
+pub(crate) struct Listing {
+    /// Forty hexadecimal digits.
+    pub(crate) commit: String,
+    /// Its files, without those whose names could leave a directory.
+    pub(crate) files: Vec<Listed>,
     /// The license named in the repository's tags.
     pub(crate) license: Option<String>,
 }
 
-/// A file at a commit, found in the listing.
-struct Located {
-    revision: String,
-    file: String,
-    n_bytes: u64,
-    license: Option<String>,
-}
-
-/// Downloads the file into `dir`. The caller holds the lock of the repository.
-pub(crate) fn fetch(
-    wanted: &Wanted<'_>,
-    endpoint: Option<&str>,
-    dir: &Path,
-    progress: &mut dyn Progress,
-) -> Result<FromHub> {
-    let hub = Repository::open(wanted, endpoint)?;
-    let located = hub.locate(wanted)?;
-    if let Some((n_bytes, _)) = wanted.expected
-        && n_bytes != located.n_bytes
-    {
-        return Err(hub.error(format!(
-            "{} has {} bytes there, expected {n_bytes}",
-            located.file, located.n_bytes
-        )));
+impl Listing {
+    /// The file at `path`.
+    pub(crate) fn file(&self, path: &str) -> Option<&Listed> {
+        self.files.iter().find(|file| file.path == path)
     }
-    progress.message(&format!("downloading {} from the Hugging Face hub", located.file));
-    let part = dir.join(format!("{}-{}.part", located.revision, flat(&located.file)));
-    let sha256 = hub.download(&located, &part, progress)?;
-    if let Some((_, expected)) = wanted.expected
-        && sha256 != expected
-    {
-        cache::remove(&part)?;
-        return Err(Error::Sha256 {
-            model: hub.what,
-            expected: expected.to_owned(),
-            actual: sha256,
-        });
-    }
-    Ok(FromHub {
-        finished: Finished { path: part, n_bytes: located.n_bytes, sha256 },
-        file: located.file,
-        license: located.license,
-    })
-}
 
-/// The file meant by a repository without a file name: the only GGUF file, else
-/// the only Q4_K_M one, which is what most repositories recommend. Parts of a
-/// split model are not candidates.
-///
-/// # Errors
-/// The candidates, where there is no such file.
-pub(crate) fn choose<'a>(files: &[&'a str]) -> Result<&'a str, Vec<&'a str>> {
-    let models: Vec<&str> = files
-        .iter()
-        .copied()
-        .filter(|file| file.to_ascii_lowercase().ends_with(".gguf") && !is_split(file))
-        .collect();
-    let q4_k_m: Vec<&str> = models
-        .iter()
-        .copied()
-        .filter(|file| file.to_ascii_lowercase().contains("q4_k_m"))
-        .collect();
-    match (models.as_slice(), q4_k_m.as_slice()) {
-        ([only], _) | (_, [only]) => Ok(only),
-        _ => Err(models),
+    /// Paths of all files.
+    pub(crate) fn paths(&self) -> Vec<&str> {
+        self.files.iter().map(|file| file.path.as_str()).collect()
     }
-}
-
-/// `true` for `...-00001-of-00003.gguf`, the name of a part of a split model.
-pub(crate) fn is_split(file: &str) -> bool {
-    let mut parts = file.rsplit('-');
-    let digits = |text: Option<&str>| {
-        text.is_some_and(|t| t.len() == 5 && t.bytes().all(|c| c.is_ascii_digit()))
-    };
-    digits(parts.next().and_then(|last| last.get(..5)))
-        && parts.next() == Some("of")
-        && digits(parts.next())
 }
 
 /// A path in a repository as one file name.
@@ -134,7 +65,7 @@ fn flat(file: &str) -> String {
 }
 
 /// A model repository of the hub.
-struct Repository {
+pub(crate) struct Repository {
     /// For messages.
     what: String,
     /// Gives up at the first failure, to fall through to the next source quickly.
@@ -144,8 +75,9 @@ struct Repository {
 }
 
 impl Repository {
-    fn open(wanted: &Wanted<'_>, endpoint: Option<&str>) -> Result<Self> {
-        let what = format!("hf:{}/{}", wanted.org, wanted.name);
+    /// The repository at an endpoint, or at the one hf-hub finds; not yet asked.
+    pub(crate) fn open(org: &str, name: &str, endpoint: Option<&str>) -> Result<Self> {
+        let what = format!("hf:{org}/{name}");
         let connect = |retries: Option<usize>| -> Result<_, Box<dyn StdError>> {
             let http = reqwest::Client::builder()
                 .user_agent(concat!("tidekv/", env!("CARGO_PKG_VERSION")))
@@ -159,7 +91,7 @@ impl Repository {
             if let Some(endpoint) = endpoint {
                 builder = builder.endpoint(endpoint);
             }
-            Ok(builder.build_sync()?.model(wanted.org, wanted.name))
+            Ok(builder.build_sync()?.model(org, name))
         };
         let failed = |error: Box<dyn StdError>| Error::Hub {
             what: what.clone(),
@@ -170,7 +102,8 @@ impl Repository {
         Ok(Self { what, quick, patient })
     }
 
-    fn error(&self, reason: String) -> Error {
+    /// An answer of this repository that is of no use.
+    pub(crate) fn error(&self, reason: String) -> Error {
         Error::Hub { what: self.what.clone(), reason }
     }
 
@@ -182,18 +115,17 @@ impl Repository {
         })
     }
 
-    /// Finds commit, file and length.
-    fn locate(&self, wanted: &Wanted<'_>) -> Result<Located> {
+    /// Resolves a branch, tag or commit (the default branch where `None`) and
+    /// lists the files.
+    pub(crate) fn list(&self, revision: Option<&str>) -> Result<Listing> {
         let info: ModelInfo = self
             .quick
             .info()
-            .maybe_revision(wanted.revision)
+            .maybe_revision(revision)
             .send()
             .map_err(|error| self.failed(&error))?;
-        let revision = info
-            .sha
-            .or_else(|| wanted.revision.map(str::to_owned))
-            .ok_or_else(|| self.error("the hub names no commit".to_owned()))?;
+        let commit = info.sha.filter(|commit| is_commit(commit));
+        let commit = commit.ok_or_else(|| self.error("the hub names no commit".to_owned()))?;
         let license = info
             .tags
             .unwrap_or_default()
@@ -202,57 +134,60 @@ impl Repository {
         let tree = self
             .patient
             .list_tree()
-            .revision(revision.as_str())
+            .revision(commit.as_str())
             .recursive(true)
             .send()
             .map_err(|error| self.failed(&error))?;
-        let files: Vec<(&str, u64)> = tree
-            .iter()
-            .filter_map(|entry| match entry {
-                RepoTreeEntry::File { path, size, .. } if is_relative_path(path) => {
-                    Some((path.as_str(), *size))
-                }
-                _ => None,
-            })
-            .collect();
-        let (file, n_bytes) = self.pick(&files, wanted.file)?;
-        Ok(Located { revision, file, n_bytes, license })
+        let listed = |entry| match entry {
+            RepoTreeEntry::File { path, size, .. } if is_relative_path(&path) => {
+                Some(Listed { path, n_bytes: size })
+            }
+            _ => None,
+        };
+        Ok(Listing { commit, license, files: tree.into_iter().filter_map(listed).collect() })
     }
 
-    fn pick(&self, files: &[(&str, u64)], asked: Option<&str>) -> Result<(String, u64)> {
-        let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
-        let file = match asked {
-            Some(asked) => asked,
-            None => choose(&names).map_err(|candidates| {
-                self.error(format!(
-                    "name the file, as in {}:FILE; it has {}",
-                    self.what,
-                    list(&candidates)
-                ))
-            })?,
-        };
-        if is_split(file) {
-            return Err(self.error(format!(
-                "{file} is one part of a split model; download all parts into one directory and \
-                 give the path of the first"
-            )));
+    /// The digest that the hub states for a file: it has one for those that git
+    /// does not hold itself, which all large ones are.
+    pub(crate) fn sha256(&self, commit: &str, file: &Listed) -> Option<String> {
+        let asked = self.quick.get_file_metadata().filepath(file.path.as_str()).revision(commit);
+        let tag = asked.send().ok()?.etag.to_ascii_lowercase();
+        let is_digest = tag.len() == 64 && tag.bytes().all(|c| c.is_ascii_hexdigit());
+        is_digest.then_some(tag)
+    }
+
+    /// Downloads a file into `dir` and compares it with `expected`, a lower-case
+    /// hexadecimal digest. The caller holds the lock of the repository.
+    pub(crate) fn fetch(
+        &self,
+        commit: &str,
+        file: &Listed,
+        expected: Option<&str>,
+        dir: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<Finished> {
+        progress.message(&format!("downloading {} from the Hugging Face hub", file.path));
+        let part = dir.join(format!("{commit}-{}.part", flat(&file.path)));
+        let sha256 = self.download(commit, file, &part, progress)?;
+        if let Some(expected) = expected
+            && sha256 != expected
+        {
+            cache::remove(&part)?;
+            return Err(Error::Sha256 {
+                model: format!("{}:{}", self.what, file.path),
+                expected: expected.to_owned(),
+                actual: sha256,
+            });
         }
-        files
-            .iter()
-            .find(|(name, _)| *name == file)
-            .map(|(name, n_bytes)| ((*name).to_owned(), *n_bytes))
-            .ok_or_else(|| {
-                let models: Vec<&str> =
-                    names.into_iter().filter(|n| n.ends_with(".gguf")).collect();
-                self.error(format!("it has no file {file}; it has {}", list(&models)))
-            })
+        Ok(Finished { path: part, n_bytes: file.n_bytes, sha256 })
     }
 
     /// Completes `part` and returns its digest. What is there already is kept
     /// and digested first.
     fn download(
         &self,
-        located: &Located,
+        commit: &str,
+        located: &Listed,
         part: &Path,
         progress: &mut dyn Progress,
     ) -> Result<String> {
@@ -277,8 +212,8 @@ impl Repository {
             let bytes = self
                 .patient
                 .download_file_to_bytes()
-                .filename(located.file.as_str())
-                .revision(located.revision.as_str())
+                .filename(located.path.as_str())
+                .revision(commit)
                 .range(n_bytes..end)
                 .send()
                 .map_err(|error| self.failed(&error))?;
@@ -286,7 +221,7 @@ impl Repository {
                 return Err(self.error(format!(
                     "asked for {} bytes of {} and got {}",
                     end - n_bytes,
-                    located.file,
+                    located.path,
                     bytes.len()
                 )));
             }
@@ -297,17 +232,6 @@ impl Repository {
         }
         file.sync_all().map_err(written)?;
         Ok(digest.finish().1)
-    }
-}
-
-/// Up to ten names in one line.
-fn list(names: &[&str]) -> String {
-    match names {
-        [] => "no GGUF file".to_owned(),
-        [shown @ .., _] if names.len() > 10 => {
-            format!("{} and {} more", shown[..9].join(", "), names.len() - 9)
-        }
-        all => all.join(", "),
     }
 }
 
@@ -324,38 +248,4 @@ fn chain(error: &dyn StdError) -> String {
         cause = error.source();
     }
     text
-}
-
-/// The directory of a repository below `<cache>/models`.
-pub(crate) fn models_dir(org: &str, name: &str) -> PathBuf {
-    Path::new("hf").join(org).join(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_repository_without_a_file_name_means_its_only_or_its_q4_k_m_model() {
-        assert_eq!(choose(&["README.md", "a.gguf"]), Ok("a.gguf"));
-        assert_eq!(choose(&["m-Q8_0.gguf", "m-Q4_K_M.gguf"]), Ok("m-Q4_K_M.gguf"));
-        assert_eq!(choose(&["a-q4_k_m-00001-of-00002.gguf", "b.gguf"]), Ok("b.gguf"));
-        assert_eq!(choose(&["a-q8.gguf", "b-q8.gguf"]), Err(vec!["a-q8.gguf", "b-q8.gguf"]));
-        assert_eq!(choose(&["README.md"]), Err(vec![]));
-    }
-
-    #[test]
-    fn split_models_are_recognised_by_their_names() {
-        assert!(is_split("x/m-q8_0-00001-of-00003.gguf"));
-        for file in ["m.gguf", "m-00001.gguf", "of-00003.gguf", "m-1-of-3.gguf", "-of-é.gguf"] {
-            assert!(!is_split(file), "{file}");
-        }
-    }
-
-    #[test]
-    fn long_lists_are_cut() {
-        let names: Vec<&str> = (0..12).map(|_| "x").collect();
-        assert_eq!(list(&names[..10]), ["x"; 10].join(", "));
-        assert_eq!(list(&names), format!("{} and 3 more", ["x"; 9].join(", ")));
-    }
 }

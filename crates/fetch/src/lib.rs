@@ -23,6 +23,14 @@
 //!   modification time tells, by [`pull_verified`] in any case.
 //! - Two processes asking for the same model do not collide: the second waits
 //!   for the first and then finds the file.
+//! - With `TIDEKV_OFFLINE` or `HF_HUB_OFFLINE`, or [`Sources::offline`], nothing
+//!   touches the network, and the error says what is missing.
+//!
+//! A model of the hub is `hf:org/name[@revision][:file]`. Without a file it is the
+//! repository's only GGUF model, else its only Q4_K_M one, else its safetensors with
+//! configuration and tokenizer, in a directory. A branch or tag is resolved to a
+//! commit, and files are kept by commit; [`pull_verified`] asks whether a branch has
+//! moved. Digests that the hub states are compared.
 //!
 //! Reading order: [`ModelRef`] (what is asked for), [`catalog`] (what is known
 //! about the aliases), [`Store::pull`] (the order of the sources), then
@@ -40,6 +48,7 @@ mod lock;
 mod progress;
 mod reference;
 mod registry;
+mod selection;
 mod sources;
 mod store;
 

@@ -17,16 +17,18 @@ pub enum ModelRef {
     Hub(HubRef),
 }
 
-/// `hf:org/name[:file]`: parts already checked to be safe as path components.
+/// `hf:org/name[@revision][:file]`: parts already checked to be safe as path
+/// components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubRef {
     org: String,
     name: String,
+    revision: Option<String>,
     file: Option<String>,
 }
 
 impl ModelRef {
-    /// Understands a model argument: `hf:org/name[:file]`, else an exact alias,
+    /// Understands a model argument: `hf:org/name[@revision][:file]`, else an exact alias,
     /// else a path. A file that happens to be named like an alias is reached as
     /// `./alias`.
     ///
@@ -57,6 +59,11 @@ impl HubRef {
         &self.name
     }
 
+    /// Branch, tag or commit, where the user gave one.
+    pub fn revision(&self) -> Option<&str> {
+        self.revision.as_deref()
+    }
+
     /// Path in the repository, with `/` between components, where the user gave one.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
@@ -76,6 +83,9 @@ impl fmt::Display for ModelRef {
 impl fmt::Display for HubRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hf:{}/{}", self.org, self.name)?;
+        if let Some(revision) = &self.revision {
+            write!(f, "@{revision}")?;
+        }
         match &self.file {
             Some(file) => write!(f, ":{file}"),
             None => Ok(()),
@@ -84,20 +94,38 @@ impl fmt::Display for HubRef {
 }
 
 fn parse_hub(rest: &str) -> Result<HubRef, &'static str> {
-    const FORM: &str = "write hf:org/name or hf:org/name:file";
-    let (repository, file) = match rest.split_once(':') {
-        Some((repository, file)) => (repository, Some(file)),
+    const FORM: &str = "write hf:org/name, hf:org/name:file or hf:org/name@revision:file";
+    let (place, file) = match rest.split_once(':') {
+        Some((place, file)) => (place, Some(file)),
         None => (rest, None),
+    };
+    let (repository, revision) = match place.split_once('@') {
+        Some((repository, revision)) => (repository, Some(revision)),
+        None => (place, None),
     };
     let (org, name) = repository.split_once('/').ok_or(FORM)?;
     if !is_component(org) || !is_component(name) {
         return Err("an organisation and a name consist of letters, digits, `-`, `_` and `.`, \
              and write hf:org/name or hf:org/name:file");
     }
+    if revision.is_some_and(|revision| !revision.split('/').all(is_component)) {
+        return Err("a revision is a commit, a branch or a tag: letters, digits, `-`, `_`, `.` \
+             and `/`, and no part begins with `.`");
+    }
     if file.is_some_and(|file| !is_relative_path(file)) {
         return Err("the file must be a path inside the repository, without `..`");
     }
-    Ok(HubRef { org: org.to_owned(), name: name.to_owned(), file: file.map(str::to_owned) })
+    Ok(HubRef {
+        org: org.to_owned(),
+        name: name.to_owned(),
+        revision: revision.map(str::to_owned),
+        file: file.map(str::to_owned),
+    })
+}
+
+/// `true` for the full name of a commit.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// `true` for a name that is one harmless path component on every platform.
@@ -131,13 +159,24 @@ mod tests {
             ModelRef::parse("./smollm2-135m").unwrap(),
             ModelRef::Local("./smollm2-135m".into())
         );
-        for text in ["hf:Qwen/Qwen2.5-GGUF", "hf:a/b:sub/x-q4_k_m.gguf", "some/dir/x.gguf"] {
+        for text in [
+            "hf:Qwen/Qwen2.5-GGUF",
+            "hf:a/b:sub/x-q4_k_m.gguf",
+            "hf:a/b@v1.0:x.gguf",
+            "hf:a/b@refs/pr/1",
+            "some/dir/x.gguf",
+        ] {
             assert_eq!(ModelRef::parse(text).unwrap().to_string(), text);
         }
         let ModelRef::Hub(hub) = ModelRef::parse("hf:a/b:sub/x.gguf").unwrap() else {
             panic!("a hub reference")
         };
         assert_eq!((hub.org(), hub.name(), hub.file()), ("a", "b", Some("sub/x.gguf")));
+        assert_eq!(hub.revision(), None);
+        let ModelRef::Hub(hub) = ModelRef::parse("hf:a/b@main:x@y.gguf").unwrap() else {
+            panic!("a hub reference")
+        };
+        assert_eq!((hub.revision(), hub.file()), (Some("main"), Some("x@y.gguf")));
     }
 
     #[test]
@@ -159,6 +198,14 @@ mod tests {
             "hf:a/b:c:\\x",
             "hf:a/b:x//y",
             "hf:a b/c",
+            "hf:a/b@",
+            "hf:a/b@..",
+            "hf:a/b@../../x",
+            "hf:a/b@/etc",
+            "hf:a/b@x//y",
+            "hf:a/b@x y",
+            "hf:a/b@x\\y:f",
+            "hf:@main",
         ] {
             let error = ModelRef::parse(text).unwrap_err();
             assert!(matches!(error, Error::Reference { .. }), "{text}: {error}");

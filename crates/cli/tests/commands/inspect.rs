@@ -3,10 +3,9 @@
 
 use crate::rig::{Place, ends_with, ids, json, stderr, tidekv};
 use serde_json::Value;
-use std::path::Path;
 use std::process::Output;
 use tidekv_format::{TensorType, Value as Metadata};
-use tidekv_testkit::{GgufWriter, Random, tiny_llama};
+use tidekv_testkit::{Random, tiny_llama};
 
 fn inspect(model: &str, args: &[&str]) -> Output {
     tidekv(&[&["inspect", model], args].concat())
@@ -16,15 +15,6 @@ fn report(model: &str, args: &[&str]) -> Value {
     let output = inspect(model, &[args, &["--json", "-"]].concat());
     ends_with(&output, 0, &[]);
     json(&output)
-}
-
-/// A file made from the tiny model's by a change.
-fn changed(place: &Place, change: impl FnOnce(&mut GgufWriter)) -> String {
-    let mut writer = tiny_llama(1).writer();
-    change(&mut writer);
-    let name = place.name("changed.gguf");
-    writer.write_to(Path::new(&name)).unwrap();
-    name
 }
 
 #[test]
@@ -82,7 +72,7 @@ fn a_model_that_runs_is_described() {
 #[test]
 fn a_model_that_does_not_run_is_described_too_with_the_reason() {
     let place = Place::new();
-    let unknown = changed(&place, |writer| {
+    let unknown = place.changed(|writer| {
         writer.set("general.architecture", Metadata::String("megalith".to_owned()));
         writer.set("megalith.block_count", Metadata::U32(7));
         writer.set("megalith.attention.head_count_kv", per_layer(&[1, 4]));
@@ -111,7 +101,7 @@ fn per_layer(numbers: &[u32]) -> Metadata {
 #[test]
 fn a_type_that_nobody_knows_is_one_of_the_types() {
     let place = Place::new();
-    let odd = changed(&place, |writer| {
+    let odd = place.changed(|writer| {
         writer.tensor("odd.weight", &[32], TensorType::from_id(77), vec![0; 64]);
     });
     let report = report(&odd, &[]);
@@ -123,7 +113,7 @@ fn a_type_that_nobody_knows_is_one_of_the_types() {
 #[test]
 fn names_cannot_steer_the_terminal() {
     let place = Place::new();
-    let hostile = changed(&place, |writer| {
+    let hostile = place.changed(|writer| {
         writer.set("general.name", Metadata::String("a\x1b[2Jb\nsupported yes".to_owned()));
     });
     let text = String::from_utf8(inspect(&hostile, &[]).stdout).unwrap();
@@ -170,4 +160,27 @@ fn any_file_ends_in_order() {
         }
     }
     assert!(described >= 5 && refused >= 5, "{described} described, {refused} refused");
+}
+
+#[test]
+fn a_split_file_and_a_directory_are_described_like_the_file() {
+    let place = Place::new();
+    let whole = report(&place.model(), &["--tensors", "--memory-limit", "1G"]);
+    for (model, container, n_files) in
+        [(place.split(3), "GGUF", 3), (place.hugging_face(2), "safetensors", 2)]
+    {
+        let report = report(&model, &["--tensors", "--memory-limit", "1G"]);
+        assert_eq!(report["container"], container, "{model}");
+        assert_eq!(report["files"].as_array().unwrap().len(), n_files, "{model}");
+        assert_eq!(
+            (&report["supported"], &report["problems"]),
+            (&true.into(), &serde_json::json!([]))
+        );
+        let count = |report: &Value| report["tensors"].as_array().unwrap().len();
+        assert_eq!(count(&report), count(&whole), "{model}");
+        for key in ["n_layers", "d_model", "vocab", "context"] {
+            assert_eq!(report["dimensions"][key], whole["dimensions"][key], "{model}: {key}");
+        }
+        assert_eq!(report["fit"], whole["fit"], "{model}");
+    }
 }

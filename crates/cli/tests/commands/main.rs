@@ -8,4 +8,5 @@ mod rig;
 
 mod completions;
 mod inspect;
+mod offline;
 mod perplexity;

@@ -4,6 +4,7 @@ use crate::rig::{Place, command, ends_with, json, tidekv};
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Output, Stdio};
+use tidekv_format::Value as Metadata;
 
 /// No merge of the tiny vocabulary joins these letters: a token each.
 fn text(n_tokens: usize) -> String {
@@ -89,4 +90,39 @@ fn what_cannot_be_measured_is_named() {
     ends(&[&file, "--memory-limit", "64K"], 3, &["64.00 KiB", "--context-size"]);
     ends(&[&file, "--stride", "0"], 2, &["at least 1"]);
     ends(&[], 2, &["<FILE|->"]);
+}
+
+#[test]
+fn a_split_file_and_a_directory_give_the_numbers_of_the_file() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(60).as_bytes());
+    let nll = |model: &str| {
+        let report = json(&tidekv(&["perplexity", model, &file, "--json", "-"]));
+        assert_eq!(report["scored_tokens"], 59, "{model}");
+        report["mean_nll"].clone()
+    };
+    let whole = nll(&place.model());
+    assert!(whole.is_f64());
+    assert_eq!(nll(&place.split(3)), whole);
+    assert_eq!(nll(&place.hugging_face(2)), whole);
+}
+
+#[test]
+fn a_model_with_a_bos_has_one_in_front_of_every_window() {
+    let plain = Place::new();
+    let file = plain.write("text.txt", text(60).as_bytes());
+    let with_bos = plain.changed(|writer| {
+        writer.set("tokenizer.ggml.bos_token_id", Metadata::U32(1));
+        writer.set("tokenizer.ggml.add_bos_token", Metadata::Bool(true));
+    });
+    let report = |model: &str| {
+        json(&tidekv(&["perplexity", model, &file, "--context-size", "40", "--json", "-"]))
+    };
+    let (without, with) = (report(&plain.model()), report(&with_bos));
+    assert_eq!((&without["bos"], &with["bos"]), (&Value::Null, &1.into()));
+    // Behind a BOS the first token of the text is foreseen too.
+    assert_eq!((&without["scored_tokens"], &with["scored_tokens"]), (&59.into(), &60.into()));
+    assert_ne!(without["mean_nll"], with["mean_nll"]);
+    let inspected = json(&tidekv(&["inspect", &with_bos, "--json", "-"]));
+    assert_eq!(inspected["supported"], true);
 }

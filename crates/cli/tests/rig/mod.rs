@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tidekv_testkit::{TinySpec, tiny_llama};
+use tidekv_testkit::{GgufWriter, TinySpec, tiny_llama};
 
 /// A fresh directory with `tiny.gguf` in it.
 pub struct Place {
@@ -40,6 +40,32 @@ impl Place {
     pub fn write(&self, name: &str, bytes: &[u8]) -> String {
         std::fs::write(self.path(name), bytes).unwrap();
         self.name(name)
+    }
+
+    /// The model in parts; the name of the second.
+    #[allow(dead_code, reason = "not every test binary needs it")]
+    pub fn split(&self, n_parts: usize) -> String {
+        let parts = tiny_llama(1).writer().write_split(self.dir.path(), "split", n_parts).unwrap();
+        parts[1].to_str().unwrap().to_owned()
+    }
+
+    /// The model as a Hugging Face directory.
+    #[allow(dead_code, reason = "not every test binary needs it")]
+    pub fn hugging_face(&self, n_shards: usize) -> String {
+        let directory = self.path("hugging-face");
+        std::fs::create_dir(&directory).unwrap();
+        tiny_llama(1).write_hugging_face(&directory, n_shards).unwrap();
+        directory.to_str().unwrap().to_owned()
+    }
+
+    /// A file made from the model's by a change.
+    #[allow(dead_code, reason = "not every test binary needs it")]
+    pub fn changed(&self, change: impl FnOnce(&mut GgufWriter)) -> String {
+        let mut writer = tiny_llama(1).writer();
+        change(&mut writer);
+        let name = self.name("changed.gguf");
+        writer.write_to(Path::new(&name)).unwrap();
+        name
     }
 
     /// `tidekv run` on the model.

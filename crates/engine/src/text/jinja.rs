@@ -5,13 +5,39 @@
 
 use super::chat::{ChatOptions, GenerationPrompt, Message};
 use super::error::TextError;
+use super::hf::MAX_CHAT_TEMPLATE_BYTES;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Instructions one rendering may take: some seconds at most. Templates come from files of unknown origin.
-const FUEL: u64 = 20_000_000;
+/// What one rendering may take beside what its messages add: an instruction costs
+/// one, and so do 64 bytes that an instruction makes. Templates come from files
+/// of unknown origin. Those of published models take some hundreds.
+const FUEL: u64 = 100_000;
+
+/// What a message adds.
+const FUEL_OF_MESSAGE: u64 = 2_000;
+
+/// Bytes of a message that add one more: enough for eight passes over it.
+const BYTES_PER_FUEL: u64 = 8;
+
+/// Bytes that a unit of fuel pays for.
+const BYTES_OF_FUEL: usize = 64;
+
+/// Stack of a rendering. Values that a template nests are shown, compared and
+/// freed by functions that call themselves.
+const STACK: usize = 8 << 20;
+
+/// What nesting may take of it: a level takes a template five instructions at
+/// least, and these functions 1 KiB at most.
+const STACK_PER_FUEL: usize = 256;
+
+/// What reading the source may take of it: every byte can open a level.
+const STACK_PER_SOURCE_BYTE: usize = 2 << 10;
 
 /// Nesting that `tojson` follows.
 const MAX_JSON_DEPTH: usize = 64;
@@ -25,14 +51,36 @@ pub(super) struct Request<'a> {
     pub(super) options: &'a ChatOptions,
 }
 
+impl Request<'_> {
+    /// What the rendering may take.
+    fn fuel(&self) -> u64 {
+        let bytes: u64 = self.messages.iter().map(|message| message.content.len() as u64).sum();
+        FUEL + self.messages.len() as u64 * FUEL_OF_MESSAGE + bytes / BYTES_PER_FUEL
+    }
+}
+
 /// Compiles a template and forgets it.
 pub(super) fn check(source: &str) -> Result<(), TextError> {
-    environment(UNIX_EPOCH)?.template_from_str(source).map(drop).map_err(explain)
+    if source.len() > MAX_CHAT_TEMPLATE_BYTES {
+        let problem = format!(
+            "it has {} bytes, and at most {MAX_CHAT_TEMPLATE_BYTES} are read",
+            source.len()
+        );
+        return Err(TextError::Template { problem, line: None });
+    }
+    let compile =
+        || environment(UNIX_EPOCH, 0)?.template_from_str(source).map(drop).map_err(explain);
+    on_large_stack(source, FUEL, compile)
 }
 
 /// Renders a chat.
 pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
-    let environment = environment(request.options.now)?;
+    let fuel = request.fuel();
+    on_large_stack(request.source, fuel, || render_here(request, fuel))
+}
+
+fn render_here(request: Request<'_>, fuel: u64) -> Result<String, TextError> {
+    let environment = environment(request.options.now, fuel)?;
     let template = environment.template_from_str(request.source).map_err(explain)?;
     let message = |Message { role, content }| {
         Value::from_pairs([("role", Value::from(role)), ("content", Value::from(content))])
@@ -50,18 +98,118 @@ pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
     template.render(Value::from_pairs(context)).map_err(explain)
 }
 
-fn environment(now: SystemTime) -> Result<Environment<'static>, TextError> {
+/// Calls `work` on a thread whose stack suffices for what `source` and `fuel` can nest.
+fn on_large_stack<T: Send>(
+    source: &str,
+    fuel: u64,
+    work: impl FnOnce() -> Result<T, TextError> + Send,
+) -> Result<T, TextError> {
+    let values = usize::try_from(fuel).unwrap_or(usize::MAX).saturating_mul(STACK_PER_FUEL);
+    let nested = source.len().saturating_mul(STACK_PER_SOURCE_BYTE).saturating_add(values);
+    let builder = thread::Builder::new().stack_size(STACK.saturating_add(nested));
+    let failed = |problem: String| TextError::Template { problem, line: None };
+    thread::scope(|scope| {
+        let thread = builder
+            .spawn_scoped(scope, work)
+            .map_err(|error| failed(format!("no thread to render it on: {error}")))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn environment(now: SystemTime, fuel: u64) -> Result<Environment<'static>, TextError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(explain)?);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_fuel(Some(fuel));
+    environment.set_unknown_method_callback(python_method);
+    environment.set_formatter(|out, state, value| {
+        // As `Environment::default` writes without escapes, `none` as Python does.
+        match shown(state, value)? {
+            Cow::Borrowed(text) => out.write_str(text),
+            Cow::Owned(text) => out.write_str(&text),
+        }
+        .map_err(Error::from)
+    });
+    environment.add_filter("string", |state: &State<'_, '_>, value: &Value| {
+        Ok::<_, Error>(shown(state, value)?.into_owned())
+    });
     environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
     });
-    environment.add_function("strftime_now", move |format: &str| strftime(now, format));
+    environment.add_function("strftime_now", move |state: &State<'_, '_>, format: &str| {
+        // The longest name of a day takes the place of two bytes.
+        state.consume_fuel(format.len() as u64)?;
+        strftime(now, format)
+    });
     environment.add_filter("tojson", to_json);
     Ok(environment)
+}
+
+/// A method of Python's strings, lists or maps.
+fn python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    // A width asks for that many blanks, which nothing else pays for.
+    let widest = value.as_str().filter(|_| method == "format").map_or(0, |format| {
+        let numbers = format.split(|c: char| !c.is_ascii_digit());
+        numbers.map(|digits| digits.trim_start_matches('0').len()).max().unwrap_or(0)
+    });
+    if widest > 4 {
+        let problem = "format: a width beyond 9999 is not supported";
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// The text of a value. A list that holds itself many times over can be small and
+/// its text without end: it is cut off where the fuel that is left ends.
+fn shown<'v>(state: &State<'_, '_>, value: &'v Value) -> Result<Cow<'v, str>, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(Cow::Borrowed(text));
+    }
+    let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
+    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    let mut text = Limited { text: String::new(), limit: left.saturating_mul(BYTES_OF_FUEL) };
+    let fits = elements_within(value, left).is_some() && write!(text, "{value}").is_ok();
+    match fits {
+        true => Ok(Cow::Owned(text.text)),
+        false => Err(Error::from(ErrorKind::OutOfFuel)),
+    }
+}
+
+/// What is left of `limit` after the elements of a value and of theirs; `None` if
+/// there are more. A list goes on counting elements that no longer fit, and a
+/// repeated one can have a hundred million.
+fn elements_within(value: &Value, limit: usize) -> Option<usize> {
+    // What cannot be counted can be read only once; it is made by taking elements one by one.
+    let Some(n) = value.len().filter(|_| value.as_str().is_none()) else { return Some(limit) };
+    let left = limit.checked_sub(n)?;
+    let Ok(elements) = value.try_iter() else { return Some(left) };
+    let is_map = value.kind() == ValueKind::Map;
+    elements
+        .map(|element| if is_map { value.get_item(&element).ok() } else { Some(element) })
+        .try_fold(left, |left, element| {
+            element.map_or(Some(left), |element| elements_within(&element, left))
+        })
+}
+
+/// Text up to a length.
+struct Limited {
+    text: String,
+    limit: usize,
+}
+
+impl fmt::Write for Limited {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        if more.len() > self.limit - self.text.len() {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(more);
+        Ok(())
+    }
 }
 
 /// The reason a template gives when it calls `raise_exception`.
@@ -86,7 +234,7 @@ fn explain(error: Error) -> TextError {
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
+fn to_json(state: &State<'_, '_>, value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     if options.get::<Option<bool>>("ensure_ascii")? == Some(true) {
         return Err(Error::new(
@@ -96,19 +244,27 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     }
     options.assert_all_used()?;
     let mut json = String::new();
-    write_json(value, Layout { indent, depth: 0 }, &mut json)?;
+    write_json(value, Layout { state, indent, depth: 0 }, &mut json)?;
     Ok(json)
 }
 
 /// Where a JSON value stands.
 #[derive(Clone, Copy)]
-struct Layout {
+struct Layout<'s> {
+    /// Pays for every element before it is written.
+    state: &'s State<'s, 's>,
     /// Spaces per level; `None` is one line.
     indent: Option<usize>,
     depth: usize,
 }
 
-impl Layout {
+impl Layout<'_> {
+    /// Pays for an element: one, and one for 64 blanks in front of it.
+    fn pay(self) -> Result<(), Error> {
+        let blanks = self.indent.unwrap_or(0).saturating_mul(self.depth);
+        self.state.consume_fuel(1 + blanks as u64 / 64)
+    }
+
     /// Begins an element at this depth.
     fn new_line(self, json: &mut String) {
         if let Some(indent) = self.indent {
@@ -122,7 +278,7 @@ impl Layout {
     }
 }
 
-fn write_json(value: &Value, layout: Layout, json: &mut String) -> Result<(), Error> {
+fn write_json(value: &Value, layout: Layout<'_>, json: &mut String) -> Result<(), Error> {
     if layout.depth > MAX_JSON_DEPTH {
         return Err(Error::new(
             ErrorKind::BadSerialization,
@@ -149,7 +305,7 @@ fn write_json(value: &Value, layout: Layout, json: &mut String) -> Result<(), Er
 /// The elements of a list, or the keys of a map with their values.
 fn write_json_items(
     value: &Value,
-    layout: Layout,
+    layout: Layout<'_>,
     brackets: (char, char),
     json: &mut String,
 ) -> Result<(), Error> {
@@ -161,6 +317,7 @@ fn write_json_items(
             json.push_str(layout.separator());
         }
         empty = false;
+        inner.pay()?;
         inner.new_line(json);
         if value.kind() == ValueKind::Map {
             write_json_string(&item.to_string(), json);
@@ -171,6 +328,7 @@ fn write_json_items(
         }
     }
     if !empty {
+        layout.pay()?;
         layout.new_line(json);
     }
     json.push(brackets.1);
@@ -272,7 +430,7 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn render_with(source: &str, content: &str) -> Result<String, TextError> {
         let options = ChatOptions {
@@ -347,14 +505,83 @@ mod tests {
         assert!(matches!(check("{% if %}"), Err(TextError::Template { line: Some(1), .. })));
     }
 
+    /// The error of a template that must end soon, and soon it must be.
+    fn refused(source: &str) -> String {
+        let start = Instant::now();
+        let text = render_with(source, "hello").unwrap_err().to_string();
+        // Seconds on the slowest machine; minutes or never without the limits.
+        assert!(start.elapsed() < Duration::from_secs(5), "{text}: {:?}", start.elapsed());
+        text
+    }
+
     #[test]
     fn templates_cannot_run_for_ever() {
-        let source =
+        let loops =
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-        let error = render_with(source, "").unwrap_err().to_string();
-        assert!(error.contains("out of fuel"), "{error}");
+        for source in [
+            loops,
+            "{{ 'x' * 90000000 }}",
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "{{ [1] * 90000000 }}",
+            "{{ [[[1] * 90000000] * 90000000] }}",
+            "{{ {'a': [1] * 90000000} | string }}",
+            "{{ ([1] * 90000000) | tojson }}",
+            "{{ [1] | tojson(indent=900000000) }}",
+            "{{ ('x' * 100000).replace('', 'y' * 100000) }}",
+            "{{ ('x' * 10000).join(['a'] * 10000) }}",
+            "{{ strftime_now('%A' * 1000000) }}",
+            // A list that holds itself twice, sixty deep.
+            "{% set ns = namespace(v=['a']) %}{% for i in range(60) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}{{ ns.v }}",
+        ] {
+            let error = refused(source);
+            assert!(error.contains("out of fuel"), "{source}: {error}");
+        }
+        for (source, part) in [
+            ("{% for i in range(1000000000) %}{% endfor %}", "too many elements"),
+            ("{{ '{:>900000000}'.format(1) }}", "a width beyond 9999"),
+            ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion limit"),
+            ("{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}", "recursion limit"),
+        ] {
+            let error = refused(source);
+            assert!(error.contains(part), "{source}: {error}");
+        }
         let deep = "{% set ns = namespace(v=[]) %}{% for i in range(100) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v | tojson }}";
-        let error = render_with(deep, "").unwrap_err().to_string();
-        assert!(error.contains("nested deeper than 64"), "{error}");
+        assert!(refused(deep).contains("nested deeper than 64"));
+    }
+
+    #[test]
+    fn nesting_does_not_overflow_the_stack() {
+        // As deep as the fuel allows, then shown, compared and freed.
+        let nested = |n: usize, last: &str| {
+            let set = "{% set ns.v = [ns.v] %}{% set ns.w = [ns.w] %}";
+            format!(
+                "{{% set ns = namespace(v=[], w=[]) %}}{{% for i in range({n}) %}}{set}{{% endfor %}}{last}"
+            )
+        };
+        assert_eq!(rendered(&nested(7_000, "{{ ns.v == ns.w }}")), "True");
+        assert!(rendered(&nested(5_000, "{{ ns.v }}")).starts_with("[[["));
+        assert!(refused(&nested(90_000, "")).contains("out of fuel"));
+        for (source, n) in [("not ", 65_000), ("-", 250_000)] {
+            rendered(&format!("{{{{ {}1 }}}}", source.repeat(n)));
+        }
+        for repeated in [" if 1 else 1", " + 1", " and 1", " ** 1"] {
+            rendered(&format!("{{{{ 1{} }}}}", repeated.repeat(10_000)));
+        }
+        let parentheses =
+            refused(&format!("{{{{ {}1{} }}}}", "(".repeat(9_999), ")".repeat(9_999)));
+        assert!(parentheses.contains("recursion"), "{parentheses}");
+        let long = check(&"x".repeat(MAX_CHAT_TEMPLATE_BYTES + 1)).unwrap_err().to_string();
+        assert!(long.contains("262145 bytes"), "{long}");
+    }
+
+    #[test]
+    fn long_chats_have_fuel() {
+        let all = "{% for m in messages %}{% if m.content is string and 'zz' not in m.content %}{{ '<|' ~ m.role ~ '|>' ~ m.content | trim ~ '</s>' }}{% endif %}{% endfor %}";
+        let one = "long ".repeat(1 << 20);
+        assert_eq!(render_with(all, &one).unwrap().len(), "<|user|></s>".len() + one.len() - 1);
+        let options = ChatOptions { generation_prompt: GenerationPrompt::Omit, now: UNIX_EPOCH };
+        let messages = vec![Message::new("user", "hello"); 5_000];
+        let request = Request { source: all, messages, bos: None, eos: None, options: &options };
+        assert_eq!(render(request).unwrap().len(), 5_000 * "<|user|>hello</s>".len());
     }
 }

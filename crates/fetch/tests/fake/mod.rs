@@ -97,7 +97,7 @@ impl Registry {
     }
 
     pub fn store_with_python(&self, python: &Path) -> Store {
-        let sources = Sources { python: python.to_path_buf(), hub: HubAccess::Off };
+        let sources = Sources { python: Some(python.to_path_buf()), hub: HubAccess::Off };
         Store::new(self.cache(), sources)
     }
 
