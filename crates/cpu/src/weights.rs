@@ -145,3 +145,29 @@ fn block_type(ty: TensorType) -> Option<BlockType> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_and_format_agree_on_the_blocks_of_every_type() {
+        // Numbers of ggml are dense and below 64.
+        let types = (0..64).map(TensorType::from_id);
+        let known: Vec<(TensorType, BlockType)> =
+            types.filter_map(|ty| Some((ty, block_type(ty)?))).collect();
+        for (ty, block) in &known {
+            let format = ty.block().unwrap();
+            let kernels = (block.block_len() as u64, block.block_bytes() as u64);
+            assert_eq!((format.len, format.bytes), kernels, "{ty}");
+            for blocks in [0, 1, 7] {
+                let cols = blocks * block.block_len();
+                let bytes = block.row_bytes(cols).map(|bytes| bytes as u64);
+                assert_eq!(ty.row_bytes(cols as u64), bytes, "{ty}, {blocks} blocks");
+            }
+        }
+        let missing = |block: &&BlockType| known.iter().all(|(_, known)| known != *block);
+        assert_eq!(BlockType::ALL.iter().find(missing), None, "a type that no file can have");
+        assert_eq!(known.len(), BlockType::ALL.len());
+    }
+}

@@ -74,8 +74,8 @@ macro_rules! tensor_types {
 }
 
 // Numbers, block lengths and bytes: `enum ggml_type` and the block structs of ggml. Numbers that ggml
-// has retired (4, 5, 31-33, 36-38) are unknown here too. Q8_1 is an intermediate of ggml's
-// dot products whose size differs between its sources; files do not contain it.
+// has retired (4, 5, 31-33, 36-38) are unknown here too. Q8_1 is an intermediate of ggml's dot
+// products; its scale and sum are f16 since 2023.
 tensor_types! {
     F32 = 0 (1, 4);
     F16 = 1 (1, 2);
@@ -84,7 +84,7 @@ tensor_types! {
     Q5_0 = 6 (32, 22);
     Q5_1 = 7 (32, 24);
     Q8_0 = 8 (32, 34);
-    Q8_1 = 9;
+    Q8_1 = 9 (32, 36);
     Q2_K = 10 (256, 84);
     Q3_K = 11 (256, 110);
     Q4_K = 12 (256, 144);
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(TensorType::Q4_K.row_bytes(512), Some(288));
         assert_eq!(TensorType::Q4_K.row_bytes(511), None);
         assert_eq!(TensorType::F64.row_bytes(u64::MAX), None);
-        assert_eq!(TensorType::Q8_1.row_bytes(32), None);
+        assert_eq!(TensorType::Q8_1.row_bytes(32), Some(36));
         assert_eq!(TensorType::BF16.to_string(), "BF16");
     }
 }
