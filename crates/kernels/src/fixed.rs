@@ -94,8 +94,8 @@ fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
     }
     // Every lane gets the largest of all.
     let most = lanes.splat(lanes.reduce_max(largest.magnitude));
-    let poison = lanes.splat(lanes.reduce_add(largest.poison));
-    let Scale { scale, inverse } = Largest { magnitude: most, poison }.scale(lanes, Q_ROWS);
+    let poison = lanes.splat(lanes.reduce_add(largest.poison(lanes)));
+    let Scale { scale, inverse } = scale_of(lanes, most, poison, Q_ROWS);
     let (first, second) = block.split_at(BLOCK / 2);
     let mut lanes_of_scale = [0.0; MAX_LANES];
     lanes.store(scale, &mut lanes_of_scale);
@@ -111,8 +111,9 @@ fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
 pub(crate) struct Largest<L: Lanes> {
     /// Largest magnitude.
     magnitude: L::V,
-    /// Zero, or NaN where something was not finite.
-    poison: L::V,
+    /// The bits of every element times zero, joined: a zero, or NaN where one was not finite. A sum
+    /// would do the same with four times the latency.
+    times_zero: L::I,
 }
 
 /// Scales of the blocks that lie in the lanes.
@@ -126,27 +127,37 @@ pub(crate) struct Scale<L: Lanes> {
 impl<L: Lanes> Largest<L> {
     #[inline(always)]
     pub(crate) fn new(lanes: L) -> Self {
-        Largest { magnitude: lanes.splat(0.0), poison: lanes.splat(0.0) }
+        Largest { magnitude: lanes.splat(0.0), times_zero: lanes.splat_i32(0) }
     }
 
     #[inline(always)]
     pub(crate) fn see(&mut self, lanes: L, x: L::V) {
         let magnitude = lanes.of_bits(lanes.and(lanes.to_bits(x), lanes.splat_i32(i32::MAX)));
         self.magnitude = lanes.max(magnitude, self.magnitude);
-        // 0 times a finite number is a zero, 0 times infinity or NaN is NaN.
-        self.poison = lanes.fma(x, lanes.splat(0.0), self.poison);
+        let zero = lanes.to_bits(lanes.mul(x, lanes.splat(0.0)));
+        self.times_zero = lanes.or(self.times_zero, zero);
+    }
+
+    /// Zero, or NaN where something was not finite.
+    #[inline(always)]
+    fn poison(&self, lanes: L) -> L::V {
+        lanes.of_bits(lanes.and(self.times_zero, lanes.splat_i32(i32::MAX)))
     }
 
     /// The scale for integers up to `q`.
     #[inline(always)]
-    pub(crate) fn scale(self, lanes: L, q: f32) -> Scale<L> {
-        let Largest { magnitude, poison } = self;
-        let zero = lanes.splat(0.0);
-        let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
-        let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
-        let inverse = lanes.select(is_zero, zero, lanes.div(lanes.splat(q), magnitude));
-        Scale { scale: lanes.add(scale, poison), inverse }
+    pub(crate) fn scale(&self, lanes: L, q: f32) -> Scale<L> {
+        scale_of(lanes, self.magnitude, self.poison(lanes), q)
     }
+}
+
+#[inline(always)]
+fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, poison: L::V, q: f32) -> Scale<L> {
+    let zero = lanes.splat(0.0);
+    let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
+    let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
+    let inverse = lanes.select(is_zero, zero, lanes.div(lanes.splat(q), magnitude));
+    Scale { scale: lanes.add(scale, poison), inverse }
 }
 
 /// The words of two vectors of elements, rounded to nearest, halves to even.

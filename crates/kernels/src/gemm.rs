@@ -211,11 +211,15 @@ fn fix_columns<L: Lanes>(lanes: L, columns: &[f32], len: usize, panel: &mut [f32
         lanes.store(scale, panel);
         let words = fixed::words(block.len() / L::N);
         let (low, high) = block.split_at(words * L::N);
-        for word in 0..words {
+        let rows = panel[width..].chunks_mut(width).zip(low.chunks_exact(L::N));
+        for (word, (to, low)) in rows.enumerate() {
             // The last word of an odd block has one element.
-            let high = lanes.load_first(high.get(word * L::N..).unwrap_or_default());
-            let pair = fix_pair(lanes, lanes.load(&low[word * L::N..]), high, inverse);
-            lanes.store(lanes.of_bits(pair), &mut panel[(1 + word) * width..]);
+            let high = match high.get(word * L::N..(word + 1) * L::N) {
+                Some(high) => lanes.load(high),
+                None => lanes.splat(0.0),
+            };
+            let pair = fix_pair(lanes, lanes.load(low), high, inverse);
+            lanes.store(lanes.of_bits(pair), to);
         }
     }
 }

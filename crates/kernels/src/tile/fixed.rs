@@ -122,13 +122,13 @@ unsafe fn block<L: Lanes, const M: usize>(
     sums: &mut [[L::V; ROW_VECTORS]; M],
 ) {
     let mut acc = [[lanes.splat_i32(0); ROW_VECTORS]; M];
-    for word in 1..=words {
-        // SAFETY: `word <= words`, so these are inside the block by the caller's contract.
+    for word in 0..words {
+        // SAFETY: `1 + word <= words`, so these are inside the block by the caller's contract.
         unsafe {
-            let b = b.add(word * width::<L>());
+            let b = b.add((1 + word) * width::<L>());
             let b = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
             for (m, acc) in acc.iter_mut().enumerate() {
-                let x = lanes.splat_i32(*a.add(m * lda + word));
+                let x = lanes.splat_i32(*a.add(m * lda + 1 + word));
                 acc[0] = lanes.add_i32(acc[0], lanes.dot_i16(x, b[0]));
                 acc[1] = lanes.add_i32(acc[1], lanes.dot_i16(x, b[1]));
             }
