@@ -2,8 +2,8 @@
 //! integers faster than floats.
 //!
 //! A run of up to [`BLOCK`] consecutive numbers along K is held as integers times one f32 scale,
-//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`: [`Q_ROWS`] = 8191 for
-//! activations, [`Q_WEIGHTS`] = 4095 for weights. A block's products then add up exactly in 32 bits
+//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`: 8191 for
+//! activations, 4095 for weights. A block's products then add up exactly in 32 bits
 //! (`64 * 8191 * 4095 < 2^31`), and a chain of K has one f32 multiply-add per block. An element is
 //! off by at most half a step, `max |x| / (2 Q)`: against bf16, which is off by up to `|x| / 512`,
 //! 1/32 (activations) and 1/16 (weights) for the largest elements of a block, and less exact only
