@@ -297,7 +297,7 @@ impl Kernel for Multiply<'_> {
                             Factors::Fixed => {
                                 let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
                                 let product = FixedProduct { a, lda, b, k };
-                                tile::fixed::multiply(lanes, product, rows, &mut output);
+                                tile::multiply(lanes, product, rows, &mut output);
                             }
                         }
                     }

@@ -5,7 +5,8 @@
 //! rows and alone, so its bits do not depend on its neighbours; K is never split.
 //!
 //! GEMM, attention (`Q K^T` and `P V`) and scoring differ in where the chains start and in what
-//! happens to their results: the [`Rows`] they pass.
+//! happens to their results: the [`Rows`] they pass. In which form the factors are, and so what the
+//! terms of a chain are, is an [`Operands`]: f32 here, fixed point in [`fixed`].
 
 pub(crate) mod fixed;
 
@@ -33,6 +34,27 @@ pub(crate) trait Rows<L: Lanes> {
     fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]);
 }
 
+/// The factors of a product, in one of their forms.
+pub(crate) trait Operands<L: Lanes>: Copy {
+    /// Panics unless the operands hold `rows` rows.
+    ///
+    /// Implementations are `#[inline(always)]`.
+    fn assert_rows(&self, rows: usize);
+
+    /// Extends the chains of rows `row..row + M`.
+    ///
+    /// Implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// [`Operands::assert_rows`] has returned for `row + M` rows or more.
+    unsafe fn extend<const M: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        chains: &mut [[L::V; ROW_VECTORS]; M],
+    );
+}
+
 /// The operands of `A [rows, k]` times `B [k, width]`, row-major with strides in elements.
 ///
 /// If `lda * 4` is a multiple of 4096 bytes, all rows of a tile share one set of the L1 cache;
@@ -51,29 +73,60 @@ pub(crate) struct Product<'a> {
     pub(crate) k: usize,
 }
 
+impl<L: Lanes> Operands<L> for Product<'_> {
+    #[inline(always)]
+    fn assert_rows(&self, rows: usize) {
+        let &Product { a, lda, b, ldb, k } = self;
+        if k > 0 && rows > 0 {
+            assert!(a.len() >= (rows - 1) * lda + k, "A [{rows}, {k}] with stride {lda}");
+            assert!(b.len() >= (k - 1) * ldb + width::<L>(), "B [{k}, width] with stride {ldb}");
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn extend<const M: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        chains: &mut [[L::V; ROW_VECTORS]; M],
+    ) {
+        let &Product { a, lda, b, ldb, k } = self;
+        let mut acc = *chains;
+        let a = a.as_ptr().wrapping_add(row * lda);
+        let b = b.as_ptr();
+        for i in 0..k {
+            // SAFETY: `i < k`, so rows `row + m` of A and row `i` of B lie in their slices by the
+            // caller's contract.
+            unsafe {
+                let b = b.add(i * ldb);
+                let b = [lanes.load_ptr(b), lanes.load_ptr(b.add(L::N))];
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    let x = lanes.splat(*a.add(m * lda + i));
+                    acc[0] = lanes.fma(x, b[0], acc[0]);
+                    acc[1] = lanes.fma(x, b[1], acc[1]);
+                }
+            }
+        }
+        *chains = acc;
+    }
+}
+
 /// Computes `rows` rows of `product`, in tiles of [`Lanes::ROW_TILE`] and one tail.
 ///
 /// # Panics
 /// If A or B is shorter than `rows` and `k` need.
 #[inline(always)]
-pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
+pub(crate) fn multiply<L: Lanes, O: Operands<L>, R: Rows<L>>(
     lanes: L,
-    product: Product<'_>,
+    product: O,
     rows: usize,
     sink: &mut R,
 ) {
-    let Product { a, lda, b, ldb, k } = product;
-    if rows == 0 {
-        return;
-    }
-    if k > 0 {
-        assert!(a.len() >= (rows - 1) * lda + k, "A [{rows}, {k}] with stride {lda}");
-        assert!(b.len() >= (k - 1) * ldb + width::<L>(), "B [{k}, width] with stride {ldb}");
-    }
+    product.assert_rows(rows);
     let mut row = 0;
     while row < rows {
         let count = L::ROW_TILE.min(rows - row);
-        // SAFETY: the assertions above, for rows `row..row + count` of those `rows`.
+        // SAFETY: asserted above for all rows.
         unsafe { tile_of(lanes, &product, row, count, sink) };
         row += count;
     }
@@ -82,11 +135,11 @@ pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
 /// Calls [`tile`] with `count`, at most [`Lanes::ROW_TILE`], as a constant.
 ///
 /// # Safety
-/// As for [`tile`].
+/// As for [`Operands::extend`].
 #[inline(always)]
-unsafe fn tile_of<L: Lanes, R: Rows<L>>(
+unsafe fn tile_of<L: Lanes, O: Operands<L>, R: Rows<L>>(
     lanes: L,
-    product: &Product<'_>,
+    product: &O,
     row: usize,
     count: usize,
     sink: &mut R,
@@ -97,7 +150,7 @@ unsafe fn tile_of<L: Lanes, R: Rows<L>>(
                 // The guard is a constant: arms beyond the tier's tile do not exist in its code.
                 $($n if $n <= L::ROW_TILE => {
                     // SAFETY: the caller's contract.
-                    unsafe { tile::<L, R, $n>(lanes, product, row, sink) }
+                    unsafe { tile::<L, O, R, $n>(lanes, product, row, sink) }
                 })*
                 _ => unreachable!("a tile of {count} rows"),
             }
@@ -109,37 +162,22 @@ unsafe fn tile_of<L: Lanes, R: Rows<L>>(
 /// Rows `row..row + M` of `product`.
 ///
 /// # Safety
-/// If `k > 0`: A reaches to `(row + M - 1) * lda + k` and B to `(k - 1) * ldb + width`.
+/// As for [`Operands::extend`].
 #[inline(always)]
-unsafe fn tile<L: Lanes, R: Rows<L>, const M: usize>(
+unsafe fn tile<L: Lanes, O: Operands<L>, R: Rows<L>, const M: usize>(
     lanes: L,
-    product: &Product<'_>,
+    product: &O,
     row: usize,
     sink: &mut R,
 ) {
-    let &Product { a, lda, b, ldb, k } = product;
-    let zero = lanes.splat(0.0);
-    let mut acc = [[zero; ROW_VECTORS]; M];
-    for (m, acc) in acc.iter_mut().enumerate() {
-        *acc = sink.start(lanes, row + m);
+    let mut chains = [[lanes.splat(0.0); ROW_VECTORS]; M];
+    for (m, chains) in chains.iter_mut().enumerate() {
+        *chains = sink.start(lanes, row + m);
     }
-    let a = a.as_ptr().wrapping_add(row * lda);
-    let b = b.as_ptr();
-    for i in 0..k {
-        // SAFETY: `i < k`, so rows `row + m` of A and row `i` of B lie in their slices by the
-        // caller's contract.
-        unsafe {
-            let b = b.add(i * ldb);
-            let b = [lanes.load_ptr(b), lanes.load_ptr(b.add(L::N))];
-            for (m, acc) in acc.iter_mut().enumerate() {
-                let x = lanes.splat(*a.add(m * lda + i));
-                acc[0] = lanes.fma(x, b[0], acc[0]);
-                acc[1] = lanes.fma(x, b[1], acc[1]);
-            }
-        }
-    }
-    for (m, acc) in acc.into_iter().enumerate() {
-        sink.finish(lanes, row + m, acc);
+    // SAFETY: the caller's contract.
+    unsafe { product.extend(lanes, row, &mut chains) };
+    for (m, chains) in chains.into_iter().enumerate() {
+        sink.finish(lanes, row + m, chains);
     }
 }
 

@@ -1,12 +1,12 @@
-//! The micro-kernel over fixed-point factors: the same [`Rows`], the same tiles, and one
-//! multiply-add per block of a chain where [`super::multiply`] has one per term.
+//! Fixed-point factors of the micro-kernel: one multiply-add per block of a chain where f32 factors
+//! have one per term.
 //!
 //! `C[r, j] = start[r, j] + sum over blocks b ascending of I[r, b, j] * (scale[r, b] * scale[b, j])`
 //! with the exact integer `I` of the block's products.
 
 use crate::fixed::{BLOCK, row_len, words};
 use crate::lanes::Lanes;
-use crate::tile::{ROW_VECTORS, Rows, width};
+use crate::tile::{Operands, ROW_VECTORS, width};
 
 /// The operands, as the words that `fixed` describes.
 #[derive(Clone, Copy)]
@@ -21,90 +21,38 @@ pub(crate) struct FixedProduct<'a> {
     pub(crate) k: usize,
 }
 
-/// Computes `rows` rows of `product`, in tiles of [`Lanes::ROW_TILE`] and one tail.
-///
-/// # Panics
-/// If A or B is shorter than `rows` and `k` need.
-#[inline(always)]
-pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
-    lanes: L,
-    product: FixedProduct<'_>,
-    rows: usize,
-    sink: &mut R,
-) {
-    let FixedProduct { a, lda, b, k } = product;
-    if rows == 0 {
-        return;
-    }
-    let len = row_len(k);
-    assert!(a.len() >= (rows - 1) * lda + len, "A [{rows}, {k}] with stride {lda}");
-    assert!(b.len() >= len * width::<L>(), "B [{k}, width]");
-    let mut row = 0;
-    while row < rows {
-        let count = L::ROW_TILE.min(rows - row);
-        // SAFETY: the assertions above, for rows `row..row + count` of those `rows`.
-        unsafe { tile_of(lanes, &product, row, count, sink) };
-        row += count;
-    }
-}
-
-/// Calls [`tile`] with `count`, at most [`Lanes::ROW_TILE`], as a constant.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn tile_of<L: Lanes, R: Rows<L>>(
-    lanes: L,
-    product: &FixedProduct<'_>,
-    row: usize,
-    count: usize,
-    sink: &mut R,
-) {
-    macro_rules! choose {
-        ($($n:literal)*) => {
-            match count {
-                $($n if $n <= L::ROW_TILE => {
-                    // SAFETY: the caller's contract.
-                    unsafe { tile::<L, R, $n>(lanes, product, row, sink) }
-                })*
-                _ => unreachable!("a tile of {count} rows"),
-            }
-        };
-    }
-    choose!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-}
-
-/// Rows `row..row + M` of `product`.
-///
-/// # Safety
-/// A reaches to `(row + M - 1) * lda + row_len(k)` and B to `row_len(k) * width`.
-#[inline(always)]
-unsafe fn tile<L: Lanes, R: Rows<L>, const M: usize>(
-    lanes: L,
-    product: &FixedProduct<'_>,
-    row: usize,
-    sink: &mut R,
-) {
-    let &FixedProduct { a, lda, b, k } = product;
-    let mut sums = [[lanes.splat(0.0); ROW_VECTORS]; M];
-    for (m, sums) in sums.iter_mut().enumerate() {
-        *sums = sink.start(lanes, row + m);
-    }
-    let mut a = a.as_ptr().wrapping_add(row * lda);
-    let mut b = b.as_ptr();
-    for first in (0..k).step_by(BLOCK) {
-        let words = words(BLOCK.min(k - first));
-        // SAFETY: blocks of `1 + words` words (rows of B: of `width` words each) follow one another
-        // from the first to the last of the row's `row_len(k)`, which lie in both slices by the
-        // caller's contract.
-        unsafe {
-            block::<L, M>(lanes, (a, lda), b, words, &mut sums);
-            a = a.add(1 + words);
-            b = b.add((1 + words) * width::<L>());
+impl<L: Lanes> Operands<L> for FixedProduct<'_> {
+    #[inline(always)]
+    fn assert_rows(&self, rows: usize) {
+        let &FixedProduct { a, lda, b, k } = self;
+        if rows > 0 {
+            let len = row_len(k);
+            assert!(a.len() >= (rows - 1) * lda + len, "A [{rows}, {k}] with stride {lda}");
+            assert!(b.len() >= len * width::<L>(), "B [{k}, width]");
         }
     }
-    for (m, sums) in sums.into_iter().enumerate() {
-        sink.finish(lanes, row + m, sums);
+
+    #[inline(always)]
+    unsafe fn extend<const M: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        chains: &mut [[L::V; ROW_VECTORS]; M],
+    ) {
+        let &FixedProduct { a, lda, b, k } = self;
+        let mut a = a.as_ptr().wrapping_add(row * lda);
+        let mut b = b.as_ptr();
+        for first in (0..k).step_by(BLOCK) {
+            let words = words(BLOCK.min(k - first));
+            // SAFETY: blocks of `1 + words` words (rows of B: of `width` words each) follow one
+            // another from the first to the last of the row's `row_len(k)`, which lie in both
+            // slices by the caller's contract.
+            unsafe {
+                block::<L, M>(lanes, (a, lda), b, words, chains);
+                a = a.add(1 + words);
+                b = b.add((1 + words) * width::<L>());
+            }
+        }
     }
 }
 
