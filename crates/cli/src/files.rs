@@ -1,5 +1,6 @@
 //! Files that are written: whole or not at all, and never over what is no file.
 
+use crate::exit::Ended;
 use anyhow::{Context, ensure};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,6 +20,25 @@ pub fn check_writable(path: &Path) -> anyhow::Result<()> {
         Ok(())
     };
     try_it().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Checks that `path` can be written and is none of the files that are read.
+///
+/// # Errors
+/// As [`check_writable`], or it is one of `inputs`, or lies in one that is a directory.
+pub fn check_output(path: &Path, inputs: &[&Path]) -> anyhow::Result<()> {
+    let is_read = |input: &&Path| match fs::metadata(input) {
+        Ok(found) if found.is_dir() => fs::canonicalize(path)
+            .is_ok_and(|path| fs::canonicalize(input).is_ok_and(|input| path.starts_with(input))),
+        Ok(_) => same_file(path, input),
+        Err(_) => false,
+    };
+    if inputs.iter().any(is_read) {
+        let path = path.display();
+        let problem = format!("{path} is read by this command; write the output to another file");
+        return Err(Ended::Usage(problem).into());
+    }
+    check_writable(path)
 }
 
 /// Writes a file through a temporary one: it appears whole or not at all. A

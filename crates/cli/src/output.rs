@@ -2,7 +2,7 @@
 //! pipe.
 
 use crate::exit::Ended;
-use crate::files::{check_writable, same_file, write_file};
+use crate::files::{check_output, same_file, write_file};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TryMapValueParser, TypedValueParser, ValueParserFactory};
 use serde::Serialize;
@@ -42,14 +42,14 @@ impl ValueParserFactory for JsonTarget {
 
 impl JsonTarget {
     /// Checks early that the target can be written, so that a long run is not
-    /// lost for a mistyped path.
+    /// lost for a mistyped path, and that it is none of the `inputs`.
     ///
     /// # Errors
-    /// The directory does not exist or takes no files.
-    pub fn check(&self) -> anyhow::Result<()> {
+    /// The directory does not exist or takes no files, or the file is one that is read.
+    pub fn check(&self, inputs: &[&Path]) -> anyhow::Result<()> {
         match self {
             JsonTarget::Stdout => Ok(()),
-            JsonTarget::File(path) => check_writable(path),
+            JsonTarget::File(path) => check_output(path, inputs),
         }
     }
 

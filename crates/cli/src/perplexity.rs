@@ -10,7 +10,7 @@ use crate::prompt::read_text;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tidekv::memory::Bytes;
 use tidekv::perplexity::{Likelihood, Perplexity, PerplexityConfig};
@@ -87,7 +87,7 @@ struct Report {
 /// An unreadable or too short text, or whatever stops a run.
 pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
-        json.check()?;
+        json.check(&[Path::new(&args.model), &args.file])?;
     }
     let interrupt = Interrupt::install()?;
     let text = read_text(&args.file)?;

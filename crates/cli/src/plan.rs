@@ -86,7 +86,7 @@ struct SchedulePlan {
 /// that does not fit (exit code 3).
 pub fn plan(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
-        json.check()?;
+        json.check(&args.model.iter().map(Path::new).collect::<Vec<_>>())?;
     }
     let (shape, weights) = args.dimensions()?;
     let sizes = CpuSizes::new(&args.cpu.config(args.run.cache.storage.precision))?;

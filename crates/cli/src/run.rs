@@ -1,7 +1,7 @@
 //! `tidekv run`: read a prompt, answer it, say where the memory went.
 
 use crate::exit::{self, Ended};
-use crate::files::{check_writable, write_file};
+use crate::files::{check_output, write_file};
 use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
@@ -151,15 +151,17 @@ impl Named {
 }
 
 impl Args {
-    /// Checks that the files can be written, and are two.
+    /// Checks that the files can be written, are two, and none that is read.
     fn check_outputs(&self) -> anyhow::Result<()> {
         if let (Some(json), Some(path)) = (&self.json, &self.dump_retained) {
             json.check_distinct("--dump-retained", path)?;
         }
+        let mut inputs = vec![Path::new(&self.model)];
+        inputs.extend(self.prompt.prompt_file.iter().map(PathBuf::as_path));
         if let Some(json) = &self.json {
-            json.check()?;
+            json.check(&inputs)?;
         }
-        self.dump_retained.as_deref().map_or(Ok(()), check_writable)
+        self.dump_retained.as_deref().map_or(Ok(()), |path| check_output(path, &inputs))
     }
 
     /// The prompts as token ids. Says where one was cut.

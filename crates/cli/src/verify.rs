@@ -12,7 +12,7 @@ use anyhow::ensure;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tidekv::text::Specials;
 use tidekv::verify::{Verdict, Verifier, cases};
 use tidekv::{Backend, Engine, RunConfig};
@@ -72,7 +72,7 @@ struct Report {
 /// A difference, or whatever stops a run.
 pub fn verify(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
-        json.check()?;
+        json.check(&[Path::new(&args.model)])?;
     }
     let interrupt = Interrupt::install()?;
     let storage = &args.cache.storage;

@@ -123,8 +123,31 @@ fn named_pipes_are_neither_outputs_nor_models() {
         let output = ends_soon(start(&mut command(args)));
         ends_with(&output, 1, &[&pipe, "not a regular file"]);
     }
+    // Nor does a pipe among the files of a model directory keep anybody waiting.
+    std::fs::create_dir(place.path("hf")).unwrap();
+    assert!(Command::new("mkfifo").arg(place.path("hf/config.json")).status().unwrap().success());
+    let directory = place.name("hf");
+    let output = ends_soon(start(&mut command(&["run", &directory, "--prompt", "a"])));
+    ends_with(&output, 1, &["config.json", "not a regular file"]);
     // A device and a pipe that is open already are no such trap.
     ends_with(&place.run(&["--prompt-ids", "1,2", "--json", "/dev/null"]), 0, &[]);
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    let place = Place::new();
+    let prompt = place.name("prompt.txt");
+    std::fs::write(&prompt, "one two three").unwrap();
+    let model = place.model();
+    let bytes = std::fs::read(&model).unwrap();
+    for flag in ["--json", "--dump-retained"] {
+        for input in [&model, &prompt] {
+            let said = place.run(&["--prompt-file", &prompt, flag, input]);
+            ends_with(&said, 2, &[input, "is read by this command"]);
+        }
+    }
+    assert_eq!(std::fs::read(&model).unwrap(), bytes);
+    assert_eq!(std::fs::read(&prompt).unwrap(), b"one two three");
 }
 
 #[test]

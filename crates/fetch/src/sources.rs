@@ -1,5 +1,6 @@
 //! Where models come from, and what a caller is told about the one it got.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -27,9 +28,13 @@ pub enum HubAccess {
 
 impl Sources {
     /// `python3` (Windows: `python`) from PATH and the hub, or [`Sources::offline`]
-    /// if `TIDEKV_OFFLINE` or `HF_HUB_OFFLINE` is set to something other than `0`.
+    /// if `TIDEKV_OFFLINE` or `HF_HUB_OFFLINE` is set to something other than `0`,
+    /// `false`, `no` or `off`.
     pub fn of_this_process() -> Self {
-        let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0");
+        let no = |value: &OsStr| {
+            ["", "0", "false", "no", "off"].iter().any(|no| value.eq_ignore_ascii_case(no))
+        };
+        let set = |name| std::env::var_os(name).is_some_and(|value| !no(&value));
         if set("TIDEKV_OFFLINE") || set("HF_HUB_OFFLINE") {
             return Self::offline();
         }

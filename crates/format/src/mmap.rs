@@ -35,11 +35,14 @@ impl Stamp {
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<MappedFile, FormatError> {
         let failed = |source| FormatError::Io { path: path.to_owned(), source };
+        let regular = |metadata: Metadata| match metadata.is_file() {
+            true => Ok(metadata),
+            false => Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))),
+        };
+        // Before it is opened, too: a named pipe would wait for its writer.
+        regular(std::fs::metadata(path).map_err(failed)?)?;
         let file = File::open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
-        }
+        let metadata = regular(file.metadata().map_err(failed)?)?;
         let stamp = Stamp::of(&metadata);
         let len = usize::try_from(stamp.len).map_err(|_| {
             failed(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the address space"))

@@ -17,6 +17,7 @@ use anyhow::{Context, ensure};
 use document::{ANSWER_PREFIX, Document, QUESTION, Recipe};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use tidekv::report::RunReport;
 use tidekv::schedule::ScheduleKind;
 use tidekv::{Backend, Engine, RunConfig};
@@ -78,7 +79,7 @@ const WIDTH: usize = 78;
 /// A wrong answer, schedules that disagree, or whatever stops a run.
 pub fn demo(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
-        json.check()?;
+        json.check(&[Path::new(&args.model)])?;
     }
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     let interrupt = Interrupt::install()?;

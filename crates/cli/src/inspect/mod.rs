@@ -49,7 +49,7 @@ pub struct Args {
 /// A file that is no model, or a damaged one.
 pub fn inspect(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
-        json.check()?;
+        json.check(&[Path::new(&args.model)])?;
     }
     let path = model::path(&args.model, &Interrupt::install()?)?;
     let contents = Contents::open(&path)?;

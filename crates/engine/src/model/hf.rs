@@ -41,11 +41,17 @@ fn read(directory: &Path, name: &str, limit: usize) -> Result<Option<Vec<u8>>, M
     let path = directory.join(name);
     let unreadable =
         |error: std::io::Error| ModelError::File { path: path.clone(), reason: error.to_string() };
-    let file = match File::open(&path) {
-        Ok(file) => file,
+    match std::fs::metadata(&path) {
+        Ok(found) if found.is_file() => {}
+        // To open a named pipe would wait for its writer.
+        Ok(_) => {
+            let reason = "it is not a regular file".to_owned();
+            return Err(ModelError::File { path, reason });
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(error)),
-    };
+    }
+    let file = File::open(&path).map_err(unreadable)?;
     let mut bytes = Vec::new();
     file.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() > limit {

@@ -133,6 +133,9 @@ fn environment(now: SystemTime, fuel: u64) -> Result<Environment<'static>, TextE
     environment.add_filter("string", |state: &State<'_, '_>, value: &Value| {
         Ok::<_, Error>(shown(state, value)?.into_owned())
     });
+    environment.add_filter("join", |state: &State<'_, '_>, value: &Value, by: Option<&str>| {
+        joined(state, value, by.unwrap_or_default())
+    });
     environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
     });
@@ -161,7 +164,37 @@ fn python_method(
         let problem = "format: a width beyond 9999 is not supported";
         return Err(Error::new(ErrorKind::InvalidOperation, problem));
     }
+    if let ("join", Some(by), [elements]) = (method, value.as_str(), arguments) {
+        return joined(state, elements, by).map(Value::from);
+    }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// The texts of the elements with `by` between them. Elements may be one long text
+/// many times over, so the length is paid for as it grows.
+fn joined(state: &State<'_, '_>, value: &Value, by: &str) -> Result<String, Error> {
+    let mut joined = String::new();
+    if value.is_undefined() || value.is_none() {
+        return Ok(joined);
+    }
+    let mut add = |text: &str| {
+        state.consume_fuel(1 + (text.len() / BYTES_OF_FUEL) as u64)?;
+        joined.push_str(text);
+        Ok::<_, Error>(())
+    };
+    // A text is a list of its characters.
+    let characters = value.as_str().map(|text| text.chars().map(|c| Value::from(c.to_string())));
+    let elements: Box<dyn Iterator<Item = Value> + '_> = match characters {
+        Some(characters) => Box::new(characters),
+        None => Box::new(value.try_iter()?),
+    };
+    for (index, element) in elements.enumerate() {
+        if index > 0 {
+            add(by)?;
+        }
+        add(&shown(state, &element)?)?;
+    }
+    Ok(joined)
 }
 
 /// The text of a value. A list that holds itself many times over can be small and
@@ -464,6 +497,19 @@ mod tests {
     }
 
     #[test]
+    fn lists_are_joined_as_in_jinja() {
+        assert_eq!(
+            rendered("{{ ['a', 1, none] | join(', ') }}|{{ ['a', 'b'] | join }}"),
+            "a, 1, None|ab"
+        );
+        assert_eq!(
+            rendered("{{ '-'.join(['a', 'b', 'c']) }}|{{ 'abc' | join('.') }}"),
+            "a-b-c|a.b.c"
+        );
+        assert_eq!(rendered("{{ [] | join('x') }}|{{ none | join }}|{{ missing | join }}"), "||");
+    }
+
+    #[test]
     fn json_is_pythons() {
         assert_eq!(rendered("{{ messages[0].content | tojson }}"), r#""a \"b\" <c> é\n""#);
         let nested = "{{ {'b': [1, 2.5, true, none], 'a': {}} | tojson";
@@ -529,6 +575,8 @@ mod tests {
             "{{ [1] | tojson(indent=900000000) }}",
             "{{ ('x' * 100000).replace('', 'y' * 100000) }}",
             "{{ ('x' * 10000).join(['a'] * 10000) }}",
+            "{{ (['x' * 100000] * 100000) | join }}",
+            "{{ (['x'] * 90000) | join('y' * 100000) }}",
             "{{ strftime_now('%A' * 1000000) }}",
             // A list that holds itself twice, sixty deep.
             "{% set ns = namespace(v=['a']) %}{% for i in range(60) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}{{ ns.v }}",
