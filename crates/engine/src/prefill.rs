@@ -12,7 +12,9 @@ use crate::cache::{ActiveRoom, CacheOf, DecodeTail, LayerCaches, Observation, Re
 use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
-use crate::memory::{Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, window};
+use crate::memory::{
+    Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, longest_window, window,
+};
 use crate::model::{Rotations, Shape};
 use crate::observe::{Observer, Progress, Tap};
 use crate::schedule::{Span, Step, longest, step_cost};
@@ -153,7 +155,7 @@ impl<'a, B: Backend> Run<'a, B> {
     ) -> Result<Self, Error> {
         let Device { backend, shape, .. } = *device;
         let selections = config.batch_selections(shape, n_tokens)?;
-        let window = selections.iter().map(|layers| window(layers)).max().unwrap_or(0);
+        let window = longest_window(&selections);
         let longest = longest(n_tokens);
         let schedule = &config.schedule;
         let on = (backend, accountant);

@@ -1,5 +1,7 @@
 //! Which files of a repository make a model.
 
+use std::path::{Path, PathBuf};
+
 use crate::reference::is_relative_path;
 
 /// Configuration and tokenizer of a directory of safetensors, those it must have
@@ -83,6 +85,11 @@ impl Selection {
         let beside = BESIDE.into_iter().filter(|name| has(name));
         let files = beside.chain(chosen).map(str::to_owned).collect();
         Ok(Selection { entry: None, files })
+    }
+
+    /// What is opened, where the files are in `dir`.
+    pub(crate) fn path_in(&self, dir: &Path) -> PathBuf {
+        self.entry.as_ref().map_or(dir.to_path_buf(), |entry| dir.join(entry))
     }
 
     /// As the text of a file of the cache.

@@ -140,10 +140,15 @@ pub(crate) fn window(selections: &[SelectionLayout]) -> usize {
     selections.iter().map(SelectionLayout::window).max().unwrap_or(0)
 }
 
+/// The longest observation window of a batch, which its prompts use in turn.
+pub(crate) fn longest_window(selections: &[Vec<SelectionLayout>]) -> usize {
+    selections.iter().map(|layers| window(layers)).max().unwrap_or(0)
+}
+
 /// What is live when the first step begins.
 fn before_steps(input: &PlanInput<'_>, selections: &[Vec<SelectionLayout>]) -> Breakdown {
     let PlanInput { shape, weights, sizes, config, n_tokens } = *input;
-    let window = selections.iter().map(|layers| window(layers)).max().unwrap_or(0);
+    let window = longest_window(selections);
     let rows = config.schedule.chunk().rows(longest(n_tokens));
     let n_prompts = n_tokens.len() as u64;
     let tail = layout::tail_half(shape, config.kv, config.tail_rows(shape));

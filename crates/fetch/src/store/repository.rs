@@ -82,7 +82,7 @@ impl Store {
         let selection = select(wanted, &listing).map_err(|reason| repository.error(reason))?;
         let place = self.repository_dir(wanted).join(&listing.commit);
         let mut pulled = Pulled {
-            path: selection.entry.as_ref().map_or(place.clone(), |entry| place.join(entry)),
+            path: selection.path_in(&place),
             source: Source::Cache,
             license: listing.license.as_deref().map(hub_license),
             n_bytes: 0,
@@ -152,7 +152,7 @@ impl Store {
         }
         let license = fs::read_to_string(place.join(LICENSE)).ok();
         Ok(Cached::Sound(Pulled {
-            path: selection.entry.as_ref().map_or(place.clone(), |entry| place.join(entry)),
+            path: selection.path_in(&place),
             source: Source::Cache,
             license: license.as_deref().map(hub_license),
             n_bytes,
