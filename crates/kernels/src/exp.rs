@@ -10,30 +10,38 @@ pub(crate) const EXP_ZERO_BELOW: f32 = -87.3;
 /// Largest argument with a finite result, `ln(f32::MAX)` rounded down.
 const EXP_FINITE_UP_TO: f32 = 88.722_83;
 
-/// `ln 2` in two parts, of which the first has few enough bits that an exponent times it is exact.
-const LN_2_HIGH: f32 = 0.693_359_4;
-const LN_2_LOW: f32 = -2.121_944_4e-4;
+/// Adding it leaves no bits below the unit: a sum of magnitude below 2^22 is rounded to an integer,
+/// halves to even, and its low bits are that integer.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// `x = n ln 2 + r` with integer `n` and `|r| <= ln 2 / 2`: `n + round` and `r`, for a `round` that is
+/// [`ROUND`] or an integer next to it.
+///
+/// `ln 2` is subtracted in two parts, the first with few enough bits that `n` times it is exact.
+#[inline(always)]
+fn reduce<L: Lanes>(lanes: L, x: L::V, round: f32) -> (L::V, L::V) {
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+
+    let shifted = lanes.fma(x, lanes.splat(std::f32::consts::LOG2_E), lanes.splat(round));
+    let n = lanes.sub(shifted, lanes.splat(round));
+    let r = lanes.fma(n, lanes.splat(-LN_2_HIGH), x);
+    (shifted, lanes.fma(n, lanes.splat(-LN_2_LOW), r))
+}
 
 /// `e^x` in every lane.
 ///
 /// Within 1.25 units in the last place for x from [`EXP_ZERO_BELOW`] to [`EXP_FINITE_UP_TO`], zero
 /// below (so `exp(-inf) = 0`), infinity above, NaN for NaN, and exactly 1 for 0.
 ///
-/// `x = n ln 2 + r` with integer `n` and `|r| <= ln 2 / 2`; `ln 2` is subtracted in two parts. The
-/// polynomial for `e^r` has the
-/// coefficients of Cephes `expf` (S. L. Moshier); `2^n` is added into the exponent field.
+/// The polynomial for `e^r` (see [`reduce`]) has the coefficients of Cephes `expf` (S. L. Moshier);
+/// `2^n` is added into the exponent field.
 #[inline(always)]
 pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
-    // Adding 1.5 * 2^23 leaves no bits below the unit: the sum is rounded to an integer, and its
-    // low bits are that integer.
-    const ROUND: f32 = 12_582_912.0;
     const COEFFICIENTS: [f32; 5] =
         [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
-    let shifted = lanes.fma(x, lanes.splat(std::f32::consts::LOG2_E), lanes.splat(ROUND));
-    let n = lanes.sub(shifted, lanes.splat(ROUND));
-    let r = lanes.fma(n, lanes.splat(-LN_2_HIGH), x);
-    let r = lanes.fma(n, lanes.splat(-LN_2_LOW), r);
+    let (shifted, r) = reduce(lanes, x, ROUND);
 
     let mut q = lanes.splat(1.987_569_1e-4);
     for c in COEFFICIENTS {
@@ -62,14 +70,10 @@ pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
 /// factor, not a sum in the exponent field, so that NaN stays NaN whatever its bits.
 #[inline(always)]
 pub(crate) fn exp_nonpositive<L: Lanes>(lanes: L, x: L::V) -> L::V {
-    /// As in [`exp`], with the exponent's bias: the low bits are those of `2^n`.
-    const ROUND: f32 = 12_582_912.0 + 127.0;
     const COEFFICIENTS: [f32; 4] = [4.189_793e-2, 1.666_763_6e-1, 4.999_915e-1, 9.999_997e-1];
 
-    let shifted = lanes.fma(x, lanes.splat(std::f32::consts::LOG2_E), lanes.splat(ROUND));
-    let n = lanes.sub(shifted, lanes.splat(ROUND));
-    let r = lanes.fma(n, lanes.splat(-LN_2_HIGH), x);
-    let r = lanes.fma(n, lanes.splat(-LN_2_LOW), r);
+    // With the exponent's bias the low bits are those of 2^n.
+    let (shifted, r) = reduce(lanes, x, ROUND + 127.0);
     let mut p = lanes.splat(8.290_315e-3);
     for c in COEFFICIENTS {
         p = lanes.fma(p, r, lanes.splat(c));
@@ -107,7 +111,7 @@ pub(crate) fn tanh<L: Lanes>(lanes: L, x: L::V) -> L::V {
 
     let bits = lanes.to_bits(x);
     let sign = lanes.and(bits, lanes.splat_i32(i32::MIN));
-    let magnitude = lanes.of_bits(lanes.and(bits, lanes.splat_i32(i32::MAX)));
+    let magnitude = lanes.abs(x);
 
     let square = lanes.mul(magnitude, magnitude);
     let mut p = lanes.splat(-5.704_988_7e-3);

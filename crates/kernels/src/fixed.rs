@@ -2,8 +2,8 @@
 //! integers faster than floats.
 //!
 //! A run of up to [`BLOCK`] consecutive numbers along K is held as integers times one f32 scale,
-//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`: 8191 for
-//! activations, 4095 for weights. A block's products then add up exactly in 32 bits
+//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`; Q is 8191 for activations and
+//! 4095 for weights. A block's products then add up exactly in 32 bits
 //! (`64 * 8191 * 4095 < 2^31`), and a chain of K has one f32 multiply-add per block. An element is
 //! off by at most half a step, `max |x| / (2 Q)`: against bf16, which is off by up to `|x| / 512`,
 //! 1/32 (activations) and 1/16 (weights) for the largest elements of a block, and less exact only
@@ -16,6 +16,7 @@
 //! block's length, rounded up: the lower 16 bits are the first one's. Words and scales are kept in
 //! buffers of f32, whose bits they are.
 
+use crate::exp::ROUND;
 use crate::isa::Isa;
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 
@@ -93,9 +94,8 @@ fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
         largest.see(lanes, lanes.load(vector));
     }
     // Every lane gets the largest of all.
-    let most = lanes.splat(lanes.reduce_max(largest.magnitude));
-    let poison = lanes.splat(lanes.reduce_add(largest.poison(lanes)));
-    let Scale { scale, inverse } = scale_of(lanes, most, poison, Q_ROWS);
+    let most = lanes.splat(lanes.reduce_max(largest.magnitude(lanes)));
+    let Scale { scale, inverse } = scale_of(lanes, most, Q_ROWS);
     let (first, second) = block.split_at(BLOCK / 2);
     let mut lanes_of_scale = [0.0; MAX_LANES];
     lanes.store(scale, &mut lanes_of_scale);
@@ -109,11 +109,9 @@ fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
 
 /// What decides the scale of the blocks that lie in the lanes.
 pub(crate) struct Largest<L: Lanes> {
-    /// Largest magnitude.
-    magnitude: L::V,
-    /// The bits of every element times zero, joined: a zero, or NaN where one was not finite. A sum
-    /// would do the same with four times the latency.
-    times_zero: L::I,
+    /// Bits of the largest magnitude. As integers they are in the order of the magnitudes, with
+    /// infinity and then NaN above every number.
+    bits: L::I,
 }
 
 /// Scales of the blocks that lie in the lanes.
@@ -127,44 +125,42 @@ pub(crate) struct Scale<L: Lanes> {
 impl<L: Lanes> Largest<L> {
     #[inline(always)]
     pub(crate) fn new(lanes: L) -> Self {
-        Largest { magnitude: lanes.splat(0.0), times_zero: lanes.splat_i32(0) }
+        Largest { bits: lanes.splat_i32(0) }
     }
 
     #[inline(always)]
     pub(crate) fn see(&mut self, lanes: L, x: L::V) {
-        let magnitude = lanes.of_bits(lanes.and(lanes.to_bits(x), lanes.splat_i32(i32::MAX)));
-        self.magnitude = lanes.max(magnitude, self.magnitude);
-        let zero = lanes.to_bits(lanes.mul(x, lanes.splat(0.0)));
-        self.times_zero = lanes.or(self.times_zero, zero);
+        self.bits = lanes.max_i32(self.bits, lanes.to_bits(lanes.abs(x)));
     }
 
-    /// Zero, or NaN where something was not finite.
+    /// The largest magnitude; infinity where something was not finite.
     #[inline(always)]
-    fn poison(&self, lanes: L) -> L::V {
-        lanes.of_bits(lanes.and(self.times_zero, lanes.splat_i32(i32::MAX)))
+    fn magnitude(&self, lanes: L) -> L::V {
+        let magnitude = lanes.of_bits(self.bits);
+        let infinity = lanes.splat(f32::INFINITY);
+        lanes.select(lanes.lt(magnitude, infinity), magnitude, infinity)
     }
 
     /// The scale for integers up to `q`.
     #[inline(always)]
     pub(crate) fn scale(&self, lanes: L, q: f32) -> Scale<L> {
-        scale_of(lanes, self.magnitude, self.poison(lanes), q)
+        scale_of(lanes, self.magnitude(lanes), q)
     }
 }
 
+/// The scale of blocks with these largest magnitudes, for integers up to `q`; NaN for infinity.
 #[inline(always)]
-fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, poison: L::V, q: f32) -> Scale<L> {
+fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     let zero = lanes.splat(0.0);
     let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
     let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
     let inverse = lanes.select(is_zero, zero, lanes.div(lanes.splat(q), magnitude));
-    Scale { scale: lanes.add(scale, poison), inverse }
+    Scale { scale: lanes.add(scale, lanes.mul(magnitude, zero)), inverse }
 }
 
 /// The words of two vectors of elements, rounded to nearest, halves to even.
 #[inline(always)]
 pub(crate) fn fix_pair<L: Lanes>(lanes: L, low: L::V, high: L::V, inverse: L::V) -> L::I {
-    // As in `exp`: adding 1.5 * 2^23 rounds to an integer, which the low bits then are.
-    const ROUND: f32 = 12_582_912.0;
     // Two roundings on every tier, so that all have the same integers.
     let integer = |x| lanes.to_bits(lanes.add(lanes.mul(x, inverse), lanes.splat(ROUND)));
     let low = lanes.and(integer(low), lanes.splat_i32(0xffff));

@@ -115,6 +115,12 @@ pub(crate) trait Lanes: Copy {
     /// `a` where `mask` is true, else `b`; what is in the lanes not chosen has no effect.
     fn select(self, mask: Self::M, a: Self::V, b: Self::V) -> Self::V;
 
+    /// `x` without its sign.
+    #[inline(always)]
+    fn abs(self, x: Self::V) -> Self::V {
+        self.of_bits(self.and(self.to_bits(x), self.splat_i32(i32::MAX)))
+    }
+
     /// Sum of the lanes: upper half onto lower half until one is left.
     fn reduce_add(self, v: Self::V) -> f32;
     /// Largest lane; no lane may be NaN.
@@ -136,6 +142,8 @@ pub(crate) trait Lanes: Copy {
     fn splat_i32(self, x: i32) -> Self::I;
     /// Wrapping `a + b`.
     fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The larger of the signed `a` and `b`.
+    fn max_i32(self, a: Self::I, b: Self::I) -> Self::I;
     /// `a & b`.
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     /// `a | b`.

@@ -6,7 +6,8 @@
 //!
 //! Within one tier the bits of an output row depend on no other row, and on no tile, tail or
 //! thread: each GEMM output is one accumulation chain in ascending K (of terms, or of the exact sums
-//! of [`fixed`] blocks), and attention reduces on a fixed grid of absolute key positions. Tests of everything above this crate rest on it.
+//! of [`fixed`] blocks), and attention reduces on a fixed grid of absolute key positions. Tests of
+//! everything above this crate rest on it.
 
 pub mod attention;
 pub mod element;

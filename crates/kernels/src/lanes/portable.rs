@@ -179,6 +179,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn max_i32(self, a: [i32; N], b: [i32; N]) -> [i32; N] {
+        zip(a, b, |a, b| a.max(b))
+    }
+
+    #[inline(always)]
     fn and(self, a: [i32; N], b: [i32; N]) -> [i32; N] {
         zip(a, b, |a, b| a & b)
     }

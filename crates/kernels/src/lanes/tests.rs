@@ -348,6 +348,21 @@ fn slices_shorter_than_a_vector_are_refused() {
     }
 }
 
+lane_test!(the_larger_integer_is_the_larger_signed_one, lanes: L, {
+    let mut random = Random::new(17);
+    for _ in 0..200 {
+        let mut words = || -> Vec<i32> { (0..L::N).map(|_| random.bits() as i32).collect() };
+        let (mut a, b) = (words(), words());
+        (a[0], a[1]) = (i32::MIN, b[1]);
+        // SAFETY: both have N integers.
+        let (va, vb) = unsafe { (lanes.load_i32_ptr(a.as_ptr()), lanes.load_i32_ptr(b.as_ptr())) };
+        let got = lanes_of(lanes, lanes.of_bits(lanes.max_i32(va, vb)));
+        for ((a, b), got) in a.iter().zip(&b).zip(got) {
+            assert_eq!(got.to_bits(), *a.max(b) as u32, "{a} {b}");
+        }
+    }
+});
+
 lane_test!(products_of_halves_are_summed_exactly, lanes: L, {
     let mut random = Random::new(16);
     for _ in 0..200 {

@@ -153,6 +153,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn max_i32(self, a: __m256i, b: __m256i) -> __m256i {
+        registers!(_mm256_max_epi32(a, b))
+    }
+
+    #[inline(always)]
     fn and(self, a: __m256i, b: __m256i) -> __m256i {
         registers!(_mm256_and_si256(a, b))
     }

@@ -149,6 +149,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        registers!(_mm512_max_epi32(a, b))
+    }
+
+    #[inline(always)]
     fn and(self, a: __m512i, b: __m512i) -> __m512i {
         registers!(_mm512_and_si512(a, b))
     }
