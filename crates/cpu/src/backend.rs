@@ -220,7 +220,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         active: &mut ActiveKv<Self>,
     ) -> Result<(), BackendError> {
-        self.qkv_chunk(layer, rows, bridge, work, active);
+        self.pool.enter(|| self.qkv_chunk(layer, rows, bridge, work, active));
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         active: &ActiveKv<Self>,
     ) -> Result<(), BackendError> {
-        self.attend_chunk(layer, rows, bridge, work, active);
+        self.pool.enter(|| self.attend_chunk(layer, rows, bridge, work, active));
         Ok(())
     }
 
@@ -255,7 +255,7 @@ impl Backend for Cpu {
         bridge: &mut Bridge<Self>,
         work: &mut Workspace<Self>,
     ) -> Result<(), BackendError> {
-        self.mlp_chunk(layer, rows, bridge, work)
+        self.pool.enter(|| self.mlp_chunk(layer, rows, bridge, work))
     }
 
     fn score_stats(
@@ -264,7 +264,7 @@ impl Backend for Cpu {
         active: &ActiveKv<Self>,
         work: &mut Workspace<Self>,
     ) -> Result<(), BackendError> {
-        self.window_stats(self.shape(), observation, active, work);
+        self.pool.enter(|| self.window_stats(self.shape(), observation, active, work));
         Ok(())
     }
 
@@ -274,7 +274,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         out: &mut [f32],
     ) -> Result<(), BackendError> {
-        self.score_keys(self.shape(), block, work, out);
+        self.pool.enter(|| self.score_keys(self.shape(), block, work, out));
         Ok(())
     }
 
@@ -285,7 +285,7 @@ impl Backend for Cpu {
         k: &mut [f32],
         v: &mut [f32],
     ) -> Result<(), BackendError> {
-        self.read_rows(self.shape(), active, keys, [k, v]);
+        self.pool.enter(|| self.read_rows(self.shape(), active, keys, [k, v]));
         Ok(())
     }
 
@@ -294,7 +294,7 @@ impl Backend for Cpu {
         active: &ActiveKv<Self>,
         retained: &mut RetainedKv<Self>,
     ) -> Result<(), BackendError> {
-        self.gather_rows(self.shape(), active, retained);
+        self.pool.enter(|| self.gather_rows(self.shape(), active, retained));
         Ok(())
     }
 
@@ -332,7 +332,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         logits: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        self.decode_row(weights, row, work, logits.floats_mut())
+        self.pool.enter(|| self.decode_row(weights, row, work, logits.floats_mut()))
     }
 
     fn read(&self, buffer: &CpuBuffer, element: Element, at: usize, out: &mut [f32]) {

@@ -30,6 +30,15 @@ impl Pool {
         self.n_threads
     }
 
+    /// Runs `work` on a thread of the pool, from which [`Pool::each`] starts without a hand-over:
+    /// one wait for the threads of other programs, not one per product.
+    pub(crate) fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.threads {
+            Some(threads) => threads.install(work),
+            None => work(),
+        }
+    }
+
     /// Runs `work` once per item.
     pub(crate) fn each<T: Send>(
         &self,
