@@ -4,6 +4,7 @@
 use crate::activation::{Regions, Strides};
 use crate::buffer::CpuBuffer;
 use crate::layer::BridgeRows;
+use crate::packed::{Operand, Pack};
 use crate::pool::Pool;
 use crate::product::{Compute, RowsMut};
 use crate::sizes::{CpuSizes, kernel_element};
@@ -37,6 +38,8 @@ pub struct CpuConfig {
     pub tier: Option<Tier>,
     /// Arithmetic of prefill's matrix products.
     pub precision: Precision,
+    /// How long packed weights live.
+    pub pack: Pack,
 }
 
 /// Arithmetic of prefill's matrix products; attention, scoring and decoding are
@@ -53,7 +56,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    fn factors(self, isa: Isa) -> Factors {
+    pub(crate) fn factors(self, isa: Isa) -> Factors {
         match self {
             Precision::Auto => Factors::fastest(isa),
             Precision::F32 => Factors::F32,
@@ -108,7 +111,6 @@ pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
     pub(crate) sizes: CpuSizes,
-    factors: Factors,
     // Verbs without weights need what the loaded model is.
     model: OnceLock<(Shape, Arithmetic)>,
 }
@@ -125,12 +127,11 @@ impl Cpu {
             threads: threads.get(),
             reason: error.to_string(),
         })?;
-        let factors = config.precision.factors(sizes.isa);
-        Ok(Cpu { isa: sizes.isa, pool, sizes, factors, model: OnceLock::new() })
+        Ok(Cpu { isa: sizes.isa, pool, sizes, model: OnceLock::new() })
     }
 
     pub(crate) fn compute(&self) -> Compute<'_> {
-        Compute { isa: self.isa, pool: &self.pool, factors: self.factors }
+        Compute { isa: self.isa, pool: &self.pool, factors: self.sizes.factors }
     }
 
     fn shape(&self) -> &Shape {
@@ -209,6 +210,15 @@ impl Backend for Cpu {
                 element::store(self.isa, rows.element, hidden, stored);
             }
         }
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        LayerOf { weights, index, .. }: LayerOf<'_, Self>,
+        work: &mut Workspace<Self>,
+    ) -> Result<(), BackendError> {
+        self.pool.enter(|| self.pack_layer(weights, index, work));
         Ok(())
     }
 
@@ -306,7 +316,7 @@ impl Backend for Cpu {
         logits: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
         let (shape, strides) = (&weights.shape, Strides::new(&weights.shape));
-        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(shape)];
+        let slab = self.sizes.split(shape, work.scratch.floats_mut()).slab;
         let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
         let input = BridgeRows::of(bridge);
         let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
@@ -317,7 +327,8 @@ impl Backend for Cpu {
         let a = compute.rows(RowsMut { data: normed, stride: strides.x }, shape.d_model);
         let logits = &mut logits.floats_mut()[..shape.vocab];
         let c = RowsMut { data: logits, stride: shape.vocab };
-        compute.product(&weights.head(), (a, 1), c, Epilogue::Store, slab);
+        let head = Operand { weights: weights.head(), panels: None };
+        compute.product(head, (a, 1), c, Epilogue::Store, slab);
         self.finish_logits(weights, logits);
         match all_finite(self.isa, logits) {
             true => Ok(()),

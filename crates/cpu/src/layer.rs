@@ -3,6 +3,7 @@
 
 use crate::activation::{Regions, Strides};
 use crate::backend::Cpu;
+use crate::packed::{LayerMatrices, Operand, Projection, Scratch};
 use crate::pool::Shares;
 use crate::product::{Compute, Rows, RowsMut};
 use crate::sizes::{kernel_element, kv_layout, query_rows};
@@ -11,7 +12,7 @@ use std::sync::Mutex;
 use tidekv::backend::{BackendError, ChunkRows, LayerOf, Workspace};
 use tidekv::bridge::Bridge;
 use tidekv::cache::ActiveKv;
-use tidekv::model::{Arithmetic, Matrix, RopeFrequencies};
+use tidekv::model::{Arithmetic, RopeFrequencies};
 use tidekv_kernels::Isa;
 use tidekv_kernels::attention::{Attend, attend};
 use tidekv_kernels::element::{self, all_finite};
@@ -55,6 +56,36 @@ impl Cpu {
         }
     }
 
+    /// The matrices of a layer, with their panels where those are kept.
+    fn matrices<'a>(
+        &self,
+        weights: &'a CpuWeights,
+        index: usize,
+        panels: &'a [f32],
+    ) -> LayerMatrices<'a> {
+        LayerMatrices { weights, index, panels, ends: self.sizes.panel_ends(&weights.shape) }
+    }
+
+    /// Packs all matrices of a layer where their panels are kept.
+    pub(crate) fn pack_layer(
+        &self,
+        weights: &CpuWeights,
+        index: usize,
+        work: &mut Workspace<Self>,
+    ) {
+        let mut rest = self.sizes.split(&weights.shape, work.scratch.floats_mut()).layer;
+        if rest.is_empty() {
+            return;
+        }
+        let mut start = 0;
+        let ends = self.sizes.panel_ends(&weights.shape);
+        for (matrix, end) in weights.matrices(index).matrices().into_iter().zip(ends) {
+            let (panels, others) = rest.split_at_mut(end - start);
+            self.compute().pack(&weights.view(matrix), 0, panels);
+            (rest, start) = (others, end);
+        }
+    }
+
     pub(crate) fn qkv_chunk(
         &self,
         LayerOf { weights, index, rope }: LayerOf<'_, Self>,
@@ -65,7 +96,9 @@ impl Cpu {
     ) {
         let (compute, strides) = (self.compute(), Strides::new(&weights.shape));
         let (len, kv_cols) = (rows.span.len, weights.shape.kv_cols());
-        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(&weights.shape)];
+        let Scratch { slab, layer, .. } =
+            self.sizes.split(&weights.shape, work.scratch.floats_mut());
+        let matrices = self.matrices(weights, index, layer);
         let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
         let (x, y, z) =
             (&mut x[..len * strides.x], &mut y[..len * strides.y], &mut z[..len * strides.z]);
@@ -94,19 +127,18 @@ impl Cpu {
             },
         );
 
-        let matrices = weights.matrices(index);
         let a = compute.rows(RowsMut { data: x, stride: strides.x }, weights.shape.d_model);
         let queries = rows.first_query;
         if queries < len {
             let c = RowsMut { data: &mut y[queries * strides.y..], stride: strides.y };
             let epilogue = Self::projection_epilogue(weights, index, 0);
             let a = (a.from(queries), len - queries);
-            compute.product(&weights.view(&matrices.q), a, c, epilogue, slab);
+            compute.product(matrices.operand(Projection::Q), a, c, epilogue, slab);
         }
-        for (projection, matrix, col) in [(1, &matrices.k, 0), (2, &matrices.v, kv_cols)] {
+        for (bias, projection, col) in [(1, Projection::K, 0), (2, Projection::V, kv_cols)] {
             let c = RowsMut { data: &mut z[col..], stride: strides.z };
-            let epilogue = Self::projection_epilogue(weights, index, projection);
-            compute.product(&weights.view(matrix), (a, len), c, epilogue, slab);
+            let epilogue = Self::projection_epilogue(weights, index, bias);
+            compute.product(matrices.operand(projection), (a, len), c, epilogue, slab);
         }
         let heads = Heads { weights, index, rope };
         heads.norm_and_rotate(&compute, rows, (y, strides.y), (z, strides.z));
@@ -125,7 +157,8 @@ impl Cpu {
         let strides = Strides::new(shape);
         let first = rows.first_output;
         let n_rows = rows.span.len - first;
-        let (slab, threads) = work.scratch.floats_mut().split_at_mut(self.sizes.slab(shape));
+        let Scratch { slab, layer, threads } = self.sizes.split(shape, work.scratch.floats_mut());
+        let matrices = self.matrices(weights, index, layer);
         let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
         let x = &mut x[first * strides.x..rows.span.len * strides.x];
         let y = &mut y[first * strides.y..rows.span.len * strides.y];
@@ -180,7 +213,7 @@ impl Cpu {
             compute,
             weights,
             norm: weights.layers[index].post_attn_norm.as_deref(),
-            matrix: &weights.matrices(index).o,
+            matrix: matrices.operand(Projection::O),
             slab,
         };
         let a = compute.rows(RowsMut { data: y, stride: strides.y }, shape.q_cols());
@@ -198,7 +231,9 @@ impl Cpu {
         let (compute, strides) = (self.compute(), Strides::new(&weights.shape));
         let (first, d_model) = (rows.first_output, weights.shape.d_model);
         let n_rows = rows.span.len - first;
-        let slab = &mut work.scratch.floats_mut()[..self.sizes.slab(&weights.shape)];
+        let Scratch { slab, layer, .. } =
+            self.sizes.split(&weights.shape, work.scratch.floats_mut());
+        let matrices = self.matrices(weights, index, layer);
         let Regions { x, y, z } = strides.split(work.activation.floats_mut(), work.rows);
         let x = &mut x[first * strides.x..rows.span.len * strides.x];
         let y = &mut y[..n_rows * strides.y];
@@ -217,18 +252,19 @@ impl Cpu {
             }
         });
 
-        let matrices = weights.matrices(index);
         let input = compute.rows(RowsMut { data: &mut *y, stride: strides.y }, d_model);
         let activation = weights.activation().into();
-        for (matrix, epilogue) in [(&matrices.gate, activation), (&matrices.up, Epilogue::Mul)] {
+        for (projection, epilogue) in
+            [(Projection::Gate, activation), (Projection::Up, Epilogue::Mul)]
+        {
             let c = RowsMut { data: &mut *z, stride: strides.z };
-            compute.product(&weights.view(matrix), (input, n_rows), c, epilogue, slab);
+            compute.product(matrices.operand(projection), (input, n_rows), c, epilogue, slab);
         }
         let residual = Residual {
             compute,
             weights,
             norm: vectors.post_mlp_norm.as_deref(),
-            matrix: &matrices.down,
+            matrix: matrices.operand(Projection::Down),
             slab,
         };
         let gated = compute.rows(RowsMut { data: z, stride: strides.z }, weights.shape.d_ff);
@@ -254,7 +290,7 @@ struct Residual<'a> {
     weights: &'a CpuWeights,
     /// Norm of the product, `[d_model]`, if it has one.
     norm: Option<&'a [f32]>,
-    matrix: &'a Matrix,
+    matrix: Operand<'a>,
     slab: &'a mut [f32],
 }
 
@@ -268,7 +304,7 @@ impl Residual<'_> {
         (spare, stride): (&mut [f32], usize),
     ) {
         let Residual { compute, weights, norm, matrix, slab } = self;
-        let (view, d_model) = (weights.view(matrix), weights.shape.d_model);
+        let d_model = weights.shape.d_model;
         let Arithmetic { residual_scale, norm_eps, .. } = weights.arithmetic;
         let Some(norm) = norm else {
             let epilogue = match residual_scale {
@@ -276,10 +312,10 @@ impl Residual<'_> {
                 factor => Epilogue::AddScaled(factor),
             };
             let c = RowsMut { data: x, stride: x_stride };
-            return compute.product(&view, (a, rows), c, epilogue, slab);
+            return compute.product(matrix, (a, rows), c, epilogue, slab);
         };
         let product = RowsMut { data: &mut *spare, stride };
-        compute.product(&view, (a, rows), product, Epilogue::Store, slab);
+        compute.product(matrix, (a, rows), product, Epilogue::Store, slab);
         let tasks = x.chunks_mut(ROW_TASK * x_stride).zip(spare.chunks_mut(ROW_TASK * stride));
         compute.pool.each(tasks, |(x, products)| {
             for (x, product) in x.chunks_mut(x_stride).zip(products.chunks_mut(stride)) {

@@ -11,6 +11,7 @@ mod backend;
 mod buffer;
 mod decode;
 mod layer;
+mod packed;
 mod pool;
 mod product;
 mod score;
@@ -19,6 +20,7 @@ mod weights;
 
 pub use backend::{Cpu, CpuConfig, CpuError, Precision};
 pub use buffer::CpuBuffer;
+pub use packed::{Pack, UnknownPack};
 pub use sizes::CpuSizes;
 pub use tidekv_kernels::{Isa, Tier};
 pub use weights::CpuWeights;

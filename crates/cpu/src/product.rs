@@ -2,6 +2,7 @@
 //! rows of the chunk, go on to the next slab.
 
 use crate::layer::ROW_TASK;
+use crate::packed::Operand;
 use crate::pool::{Pool, Shares};
 use tidekv_kernels::Isa;
 use tidekv_kernels::fixed::fix_rows;
@@ -62,7 +63,7 @@ impl Compute<'_> {
     /// depend neither on `rows` nor on the slab or the threads.
     pub(crate) fn product(
         &self,
-        w: &WeightView<'_>,
+        Operand { weights: w, panels: packed }: Operand<'_>,
         (a, rows): (Rows<'_>, usize),
         c: RowsMut<'_>,
         epilogue: Epilogue<'_>,
@@ -79,11 +80,14 @@ impl Compute<'_> {
             Shares { least: tile, most: TASK_TILES * tile, threads: self.pool.n_threads() };
         for n0 in (0..w.rows()).step_by(slab_cols) {
             let cols = slab_cols.min(w.rows() - n0);
-            let panels = &mut slab[..cols.div_ceil(width) * panel];
-            self.pool.each(panels.chunks_mut(panel).enumerate(), |(index, panel)| {
-                pack_panel(isa, factors, w, n0 + index * width, panel);
-            });
-            let panels = &*panels;
+            let len = cols.div_ceil(width) * panel;
+            let panels = match packed {
+                Some(packed) => &packed[n0 / width * panel..][..len],
+                None => {
+                    self.pack(&w, n0, &mut slab[..len]);
+                    &slab[..len]
+                }
+            };
             let mut rest = &mut *c.data;
             let tasks = shares.of(rows).map(|rows| {
                 let end = (rows.len() * c.stride).min(rest.len());
@@ -106,6 +110,15 @@ impl Compute<'_> {
                 gemm_panels(isa, gemm, c_rows, c.stride);
             });
         }
+    }
+
+    /// Packs rows `n0..` of W `[N, K]` until `panels` is full, with zeros beyond row N.
+    pub(crate) fn pack(&self, w: &WeightView<'_>, n0: usize, panels: &mut [f32]) {
+        let width = panel_width(self.isa);
+        let panel = self.factors.floats(w.cols()) * width;
+        self.pool.each(panels.chunks_mut(panel).enumerate(), |(index, panel)| {
+            pack_panel(self.isa, self.factors, w, n0 + index * width, panel);
+        });
     }
 
     /// `y = W x` for decode: W `[N, K]`.

@@ -89,7 +89,7 @@ impl Cpu {
         let window_of =
             Window { shape, arithmetic: &self.model().1, layout, active, queries, window };
         let heads = max.chunks_exact_mut(window).zip(sum.chunks_exact_mut(window)).enumerate();
-        let scratch = &mut work.scratch.floats_mut()[self.sizes.slab(shape)..];
+        let scratch = self.sizes.split(shape, work.scratch.floats_mut()).threads;
         self.pool.each_with(heads, scratch, |(head, (max, sum)), scratch| {
             let scratch = &mut scratch[..score_scratch_len(layout, window)];
             score_stats(self.isa, &window_of.head(head), max, sum, scratch);
@@ -114,7 +114,7 @@ impl Cpu {
             let stats = RowStats { max: &stats.max[of_head.clone()], sum: &stats.sum[of_head] };
             score_block(self.isa, &window_of.head(head), stats, keys, out, scratch);
         };
-        let scratch = &mut work.scratch.floats_mut()[self.sizes.slab(shape)..];
+        let scratch = self.sizes.split(shape, work.scratch.floats_mut()).threads;
         let score_scratch = score_scratch_len(layout, window);
         let heads = out.chunks_exact_mut(keys.len()).enumerate();
         match rows {

@@ -2,20 +2,25 @@
 
 use crate::activation::Strides;
 use crate::backend::{CpuConfig, CpuError};
+use crate::packed::{Pack, Projection, Scratch, dims};
 use tidekv::Element;
 use tidekv::backend::Sizes;
 use tidekv::memory::layout::{buffer, product};
 use tidekv::model::Shape;
 use tidekv_kernels::attention::{attend_one_scratch_len, attend_scratch_len};
+use tidekv_kernels::gemm::Factors;
 use tidekv_kernels::kv::{KEY_BLOCK, KvLayout};
 use tidekv_kernels::score::score_scratch_len;
 use tidekv_kernels::{Isa, gemm, kv};
 
-/// Sizes for one instruction set and number of threads.
+/// Sizes for one instruction set, number of threads and form of packed weights.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuSizes {
     pub(crate) isa: Isa,
     pub(crate) n_threads: usize,
+    /// The form in which prefill's products take activations and weights.
+    pub(crate) factors: Factors,
+    pub(crate) pack: Pack,
 }
 
 /// Packed weights in floats: 4 MiB, which leaves most of a shared cache to the
@@ -29,7 +34,9 @@ impl CpuSizes {
     /// # Errors
     /// An instruction set this CPU does not have.
     pub fn new(config: &CpuConfig) -> Result<Self, CpuError> {
-        Ok(CpuSizes { isa: config.isa()?, n_threads: config.n_threads().get() })
+        let isa = config.isa()?;
+        let factors = config.precision.factors(isa);
+        Ok(CpuSizes { isa, n_threads: config.n_threads().get(), factors, pack: config.pack })
     }
 
     /// Floats of the slab of packed weights: whole panels of the longest row, in
@@ -40,6 +47,32 @@ impl CpuSizes {
         let panel = longest.saturating_mul(gemm::panel_width(self.isa));
         let most = shape.vocab.max(shape.d_ff).max(shape.q_cols()).saturating_mul(longest);
         SLAB.min(most).max(panel)
+    }
+
+    /// Where the panels of each matrix of a layer end, in floats.
+    pub(crate) fn panel_ends(&self, shape: &Shape) -> [usize; Projection::COUNT] {
+        let width = gemm::panel_width(self.isa);
+        let mut end = 0usize;
+        dims(shape).map(|(n, k)| {
+            let panel = self.factors.floats(k).saturating_mul(width);
+            end = end.saturating_add(n.div_ceil(width).saturating_mul(panel));
+            end
+        })
+    }
+
+    /// Floats of a layer's packed weights, if they are kept.
+    fn layer(&self, shape: &Shape) -> usize {
+        match self.pack {
+            Pack::Slab => 0,
+            Pack::Layer => self.panel_ends(shape)[Projection::COUNT - 1],
+        }
+    }
+
+    /// Cuts prefill's scratch into its regions.
+    pub(crate) fn split<'a>(&self, shape: &Shape, scratch: &'a mut [f32]) -> Scratch<'a> {
+        let (slab, rest) = scratch.split_at_mut(self.slab(shape));
+        let (layer, threads) = rest.split_at_mut(self.layer(shape));
+        Scratch { slab, layer, threads }
     }
 
     /// Floats of one thread's scratch in attention and scoring.
@@ -91,7 +124,8 @@ impl Sizes for CpuSizes {
 
     fn scratch(&self, shape: &Shape, window: usize) -> u64 {
         let threads = self.n_threads.saturating_mul(self.per_thread(shape, window));
-        buffer(product(&[self.slab(shape).saturating_add(threads), size_of::<f32>()]))
+        let panels = self.slab(shape).saturating_add(self.layer(shape));
+        buffer(product(&[panels.saturating_add(threads), size_of::<f32>()]))
     }
 
     fn decode_scratch(&self, shape: &Shape) -> u64 {

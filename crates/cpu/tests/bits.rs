@@ -15,14 +15,14 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::{engine, engine_of};
+use rig::device::{engine, engine_of, engine_with};
 use rig::recording::{Recording, assert_same_cache, assert_same_prefill, record};
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
 use tidekv::schedule::ScheduleKind;
 use tidekv::select::PRESETS;
 use tidekv::{Backend, Element, Engine, Outputs, RunConfig};
-use tidekv_cpu::{Cpu, Isa, Precision, Tier};
+use tidekv_cpu::{Cpu, CpuConfig, Isa, Pack, Precision, Tier};
 use tidekv_format::TensorType;
 use tidekv_testkit::compare::assert_bits_eq;
 use tidekv_testkit::{MatrixTypes, TinySpec, models, tiny_llama, tiny_qwen2};
@@ -198,6 +198,28 @@ fn every_schedule_chunk_and_thread_count_gives_the_bits_of_the_whole_prompt() {
                         whole.assert_equals(&case, &engine, (kind, chunk));
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Panels are the same whether they live for a chunk or for a layer.
+#[test]
+fn packing_a_layer_at_a_time_changes_no_bit() {
+    for case in cases() {
+        let file = TinyFile::write(&case.spec.writer());
+        for (tier, precision) in arithmetics() {
+            let whole = Whole::of(&case, &engine_of(precision, file.path(), 1, Some(tier)));
+            let threads = NonZeroUsize::new(2);
+            let config = CpuConfig { threads, tier: Some(tier), precision, pack: Pack::Layer };
+            let engine = engine_with(config, file.path());
+            for (kind, chunk) in [
+                (ScheduleKind::PostPrefill, 1),
+                (ScheduleKind::Tide, 7),
+                (ScheduleKind::Tide, 64),
+                (ScheduleKind::ChunkedPost, 64),
+            ] {
+                whole.assert_equals(&case, &engine, (kind, chunk));
             }
         }
     }

@@ -12,7 +12,7 @@ mod rig {
     pub mod tiny;
 }
 
-use rig::device::engine;
+use rig::device::{engine, engine_with};
 use rig::scorers::FarFromMean;
 use rig::tiny::{TinyFile, prompt};
 use std::num::NonZeroUsize;
@@ -29,7 +29,7 @@ use tidekv::select::{Scorer, Selector};
 use tidekv::{
     Backend, Element, Error, Model, Observer, Outputs, Progress, RunConfig, Tap, Unobserved,
 };
-use tidekv_cpu::{CpuConfig, CpuSizes, Isa, Tier};
+use tidekv_cpu::{CpuConfig, CpuSizes, Isa, Pack, Tier};
 use tidekv_testkit::{Arch, TinySpec, models, tiny_families, tiny_llama, tiny_qwen2};
 
 const MIB: u64 = 1 << 20;
@@ -257,6 +257,50 @@ fn decoding_allocates_nothing_more() {
             assert_bytes(&session.accountant().live(), &held, &name(&config, 90));
         }
         assert_eq!(session.accountant().peak(), peak, "{}", name(&config, 90));
+    }
+}
+
+/// A layer's packed weights are scratch: planned, allocated, and as large as said.
+#[test]
+fn packed_layers_are_planned() {
+    let spec = tiny_llama(41);
+    let file = TinyFile::write(&spec.writer());
+    let tokens = prompt(1, spec.vocab, 90);
+    for tier in tiers() {
+        let slab =
+            CpuConfig { threads: NonZeroUsize::new(2), tier: Some(tier), ..CpuConfig::default() };
+        let engine = engine_with(CpuConfig { pack: Pack::Layer, ..slab }, file.path());
+        for kind in ScheduleKind::ALL {
+            let chunk = NonZeroUsize::new(40).unwrap();
+            let config = RunConfig { schedule: kind.with_chunk(chunk), ..RunConfig::default() };
+            let sizes = engine.backend().sizes();
+            let input = PlanInput {
+                shape: &engine.model().spec.shape,
+                weights: engine.model().weight_bytes(),
+                sizes: &*sizes,
+                config: &config,
+                n_tokens: &[90],
+            };
+            let mut steps = Steps::default();
+            let session = engine.prefill(&tokens, &config, &mut steps).unwrap();
+            let ledger = session.accountant().clone();
+            let actual = Account::kept(steps, &ledger, ledger.live());
+            assert_as_planned(&actual, &Account::planned(&input), &name(&config, 90));
+        }
+        // The weights of a layer of Llama-3.1-8B, 218,103,808: no column of a panel is empty, and
+        // every K is a multiple of 64.
+        let scratch = |pack| {
+            let config = CpuConfig { pack, ..slab };
+            let shape = Shape::named("llama-3.1-8b").unwrap();
+            CpuSizes::new(&config).unwrap().scratch(&shape, 32)
+        };
+        let weights = 218_103_808;
+        let packed = match tier {
+            // A word for two weights, and a scale for 64.
+            Tier::Avx2 => 4 * (weights / 2 + weights / 64),
+            Tier::Portable | Tier::Avx512 => 4 * weights,
+        };
+        assert_eq!(scratch(Pack::Layer) - scratch(Pack::Slab), packed, "{tier}");
     }
 }
 

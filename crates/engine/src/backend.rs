@@ -84,7 +84,8 @@ pub struct ChunkRows {
     pub first_output: usize,
 }
 
-/// Memory that verbs of one step share. Contents do not survive between chunks.
+/// Memory that verbs of one step share. Contents do not survive between chunks,
+/// except what [`Backend::prepare`] leaves in the scratch.
 pub struct Workspace<B: Backend + ?Sized> {
     /// Activations of one chunk.
     pub activation: Charged<B::Buffer>,
@@ -162,6 +163,18 @@ pub trait Backend: Send + Sync {
         bridge: &mut Bridge<Self>,
         row: usize,
     ) -> Result<(), BackendError>;
+
+    /// A layer begins: called before its first chunk wherever the layer before was
+    /// another one. The backend may bring the layer's weights into a form that
+    /// stays in the workspace's scratch until the next call; one that keeps none
+    /// does nothing.
+    fn prepare(
+        &self,
+        _layer: LayerOf<'_, Self>,
+        _work: &mut Workspace<Self>,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     /// Norm, projections and rotation; appends K/V of all rows of the chunk to
     /// `active` and leaves the queries of `first_query..` in the workspace.

@@ -108,6 +108,8 @@ struct Run<'a, B: Backend> {
     sequences: Vec<Sequence<B>>,
     bridge: Bridge<B>,
     work: Workspace<B>,
+    /// The layer that the backend has prepared.
+    prepared: Option<usize>,
     /// One per layer that may be active; layer l uses number l mod the count.
     observations: Vec<Observation<B>>,
     caches: LayerCaches<B>,
@@ -180,6 +182,7 @@ impl<'a, B: Backend> Run<'a, B> {
                 .collect::<Result<_, _>>()?,
             bridge: Bridge::new(on, shape, config.bridge, schedule, n_tokens)?,
             work: workspace(on, shape, schedule.chunk().rows(longest), Some(window))?,
+            prepared: None,
             observations: (0..if window > 0 { active_layers } else { 0 })
                 .map(|_| Observation::new(on, shape, window))
                 .collect::<Result<_, _>>()?,
@@ -204,6 +207,10 @@ impl<'a, B: Backend> Run<'a, B> {
         let CacheOf { seq, layer: index } = at;
         let rows = self.rows_to_compute(at, chunk);
         let layer = LayerOf { weights, index, rope: rotations[seq].of_layer(index) };
+        if self.prepared != Some(index) {
+            backend.prepare(layer, &mut self.work)?;
+            self.prepared = Some(index);
+        }
         let active = self.caches.open((backend, self.accountant), shape, at)?;
         backend.qkv(layer, &rows, &self.bridge, &mut self.work, active)?;
         let slot = index % self.observations.len().max(1);

@@ -26,7 +26,12 @@ pub fn engine_of(
     threads: usize,
     tier: Option<Tier>,
 ) -> Engine<Cpu> {
+    let threads = NonZeroUsize::new(threads);
+    engine_with(CpuConfig { threads, tier, precision, ..CpuConfig::default() }, path)
+}
+
+/// The same with any settings.
+pub fn engine_with(config: CpuConfig, path: &Path) -> Engine<Cpu> {
     let model = Model::open(path, None).unwrap();
-    let config = CpuConfig { threads: NonZeroUsize::new(threads), tier, precision };
     Engine::new(model, Cpu::new(config).unwrap()).unwrap()
 }

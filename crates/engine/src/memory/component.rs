@@ -25,7 +25,7 @@ pub enum Component {
     Activation,
     /// Queries of the observation window, `[Hq, W, D]` f32.
     Observation,
-    /// Packed weight slabs, attention and score blocks, selection lists.
+    /// Packed weights, attention and score blocks, selection lists.
     Scratch,
     /// Compressed K/V of completed layers.
     RetainedKv,
