@@ -73,9 +73,16 @@ fn pages(root: Command) -> Vec<Man> {
     // Gives subcommands their full names.
     root.build();
     let source = format!("{} {}", root.get_name(), root.get_version().unwrap_or_default());
-    let commands = root.get_subcommands().cloned().collect::<Vec<_>>();
-    let page = |command| Man::new(command).source(source.as_str());
-    std::iter::once(root).chain(commands).map(page).collect()
+    let mut commands = Vec::new();
+    with_subcommands(root, &mut commands);
+    commands.into_iter().map(|command| Man::new(command).source(source.as_str())).collect()
+}
+
+/// A command and all below it.
+fn with_subcommands(command: Command, all: &mut Vec<Command>) {
+    let below: Vec<Command> = command.get_subcommands().cloned().collect();
+    all.push(command);
+    below.into_iter().for_each(|command| with_subcommands(command, all));
 }
 
 /// The page of a command; without a name the first.
@@ -91,14 +98,15 @@ mod tests {
     use super::*;
 
     fn root() -> Command {
-        Command::new("tidekv").subcommand(Command::new("run").about("Reads")).version("1")
+        let bench = Command::new("bench").subcommand(Command::new("machine"));
+        Command::new("tidekv").subcommands([Command::new("run"), bench]).version("1")
     }
 
     #[test]
     fn every_command_has_a_page_and_others_have_none() {
         let pages = pages(root());
         let files: Vec<String> = pages.iter().map(Man::get_filename).collect();
-        assert_eq!(files, ["tidekv.1", "tidekv-run.1"]);
+        assert_eq!(files, ["tidekv.1", "tidekv-run.1", "tidekv-bench.1", "tidekv-bench-machine.1"]);
         let file = |name| named(&pages, name).map(Man::get_filename);
         assert_eq!(file(None).unwrap(), "tidekv.1");
         assert_eq!(file(Some("run")).unwrap(), "tidekv-run.1");

@@ -1,6 +1,7 @@
 //! The `tidekv` command line.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod completions;
 mod demo;
 mod exit;
@@ -15,6 +16,7 @@ mod plan;
 mod progress;
 mod prompt;
 mod pull;
+mod random;
 mod run;
 mod summary;
 mod verify;
@@ -54,6 +56,7 @@ enum Command {
     Inspect(inspect::Args),
     Verify(Box<verify::Args>),
     Perplexity(Box<perplexity::Args>),
+    Bench(bench::Args),
     Pull(pull::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
@@ -88,6 +91,7 @@ fn obey(command: Command) -> anyhow::Result<()> {
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Bench(args) => bench::bench(&args),
         Command::Pull(args) => pull::pull(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),

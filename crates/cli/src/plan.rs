@@ -1,10 +1,12 @@
 //! `tidekv plan`: a run's memory, before the run.
 
+use crate::bench::Machine;
 use crate::exit::Ended;
-use crate::flags::{CpuFlags, RunFlags, positive};
+use crate::flags::{CpuFlags, Precision, RunFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, counted, print_text, table};
+use crate::progress::seconds;
 use crate::prompt::read_file;
 use crate::summary::crowded;
 use anyhow::{Context, bail};
@@ -17,7 +19,7 @@ use tidekv::memory::{
 };
 use tidekv::model::Shape;
 use tidekv::report::{PeakAt, PlannedMemory};
-use tidekv::schedule::ScheduleKind;
+use tidekv::schedule::{ScheduleKind, Work};
 use tidekv::{RunConfig, memory};
 use tidekv_cpu::CpuSizes;
 
@@ -35,7 +37,8 @@ use tidekv_cpu::CpuSizes;
 /// Several lengths are prompts read together, as `tidekv run` does with several --prompt-file; if
 /// they do not fit, how many do at a time is said.
 ///
-/// The figures are not estimates: a run allocates exactly what its plan says.
+/// The figures are not estimates: a run allocates exactly what its plan says. How long reading takes
+/// is one, and is said once `tidekv bench machine` has measured this machine.
 #[derive(clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -69,6 +72,9 @@ struct PlanReport {
     /// So many of several prompts fit at a time; absent for one prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompts_at_a_time: Option<usize>,
+    /// By the rates that `tidekv bench machine` measured; absent before it was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimated_prefill_s: Option<f64>,
     plans: Vec<SchedulePlan>,
     suggestions: Vec<String>,
 }
@@ -123,7 +129,8 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         context: shape.context,
         suggestions: &suggestions,
     };
-    let text = describe(&plans) + &verdict(&plans[0].1, &outcome);
+    let estimate = args.seconds_to_read(&shape, &n_tokens)?;
+    let text = describe(&plans) + &verdict(&plans[0].1, &outcome) + &time(estimate);
     if let Some(json) = &args.json {
         let plans = plans
             .iter()
@@ -133,6 +140,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
             limit_bytes: limit,
             largest_prompt_tokens: largest,
             prompts_at_a_time: several.then_some(at_a_time),
+            estimated_prefill_s: estimate,
             plans: plans.collect(),
             suggestions,
         })?;
@@ -148,6 +156,25 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// How long reading takes by the kernels' rates on this machine, if they were measured with
+    /// these settings.
+    fn seconds_to_read(&self, shape: &Shape, n_tokens: &[usize]) -> anyhow::Result<Option<f64>> {
+        let precision = self.run.cache.storage.precision;
+        let cpu = self.cpu.config(precision);
+        let (isa, threads) = (cpu.isa()?, cpu.n_threads().get());
+        let machine = match precision {
+            Precision::Auto => Machine::kept(isa.name(), threads),
+            Precision::F32 => None,
+        };
+        // The order and its chunks do not matter, and this one has the fewest steps.
+        let whole = ScheduleKind::OneShot.with_chunk(self.run.chunk);
+        let work = || {
+            let steps = whole.steps(shape.n_layers, n_tokens);
+            steps.fold(Work::default(), |sum, step| sum + Work::of(shape, n_tokens, &step))
+        };
+        Ok(machine.map(|machine| machine.seconds(&work(), shape.head_dim)))
+    }
+
     fn dimensions(&self) -> anyhow::Result<(Shape, WeightBytes)> {
         if let Some(name) = &self.shape {
             let mut shape = match name.to_str().and_then(Shape::named) {
@@ -235,6 +262,16 @@ fn heading(plans: &[(ScheduleKind, Plan)]) -> Vec<String> {
 
 fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> String) -> Vec<String> {
     std::iter::once(name.to_owned()).chain(plans.iter().map(|(_, plan)| cell(plan))).collect()
+}
+
+/// How long reading takes, where that is known.
+fn time(estimate: Option<f64>) -> String {
+    match estimate {
+        Some(time) => {
+            format!("  about {} to read, by this machine's measured rates\n", seconds(time))
+        }
+        None => String::new(),
+    }
 }
 
 /// What the limit means for a plan.

@@ -5,6 +5,7 @@ use crate::activation::{Regions, Strides};
 use crate::buffer::CpuBuffer;
 use crate::layer::BridgeRows;
 use crate::packed::{Operand, Pack};
+use crate::phase::{Clocks, Phase, PhaseTimes};
 use crate::pool::Pool;
 use crate::product::{Compute, RowsMut};
 use crate::sizes::{CpuSizes, kernel_element};
@@ -111,6 +112,7 @@ pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) pool: Pool,
     pub(crate) sizes: CpuSizes,
+    clocks: Clocks,
     // Verbs without weights need what the loaded model is.
     model: OnceLock<(Shape, Arithmetic)>,
 }
@@ -127,7 +129,17 @@ impl Cpu {
             threads: threads.get(),
             reason: error.to_string(),
         })?;
-        Ok(Cpu { isa: sizes.isa, pool, sizes, model: OnceLock::new() })
+        Ok(Cpu { isa: sizes.isa, pool, sizes, clocks: Clocks::default(), model: OnceLock::new() })
+    }
+
+    /// How long its verbs have taken so far, waiting for other users of the backend included.
+    pub fn phase_times(&self) -> PhaseTimes {
+        self.clocks.read()
+    }
+
+    /// Does the work of a verb on a thread of the pool, and on the phase's clock.
+    fn on<R: Send>(&self, phase: Phase, work: impl FnOnce() -> R + Send) -> R {
+        self.clocks.time(phase, || self.pool.enter(work))
     }
 
     pub(crate) fn compute(&self) -> Compute<'_> {
@@ -141,6 +153,60 @@ impl Cpu {
     /// Dimensions and arithmetic of the loaded model.
     pub(crate) fn model(&self) -> &(Shape, Arithmetic) {
         self.model.get().expect("verbs run after `upload`, which sets the model")
+    }
+
+    fn embed_rows(
+        &self,
+        weights: &CpuWeights,
+        tokens: &[u32],
+        bridge: &mut Bridge<Self>,
+        row: usize,
+    ) {
+        let table = weights.embedding();
+        let rows = BridgeRows::of(bridge);
+        let stored = &mut bridge.buffer.bytes_mut()[row * rows.row_bytes..];
+        // In pieces of the longest block, so that no row buffer is needed.
+        let mut piece = [0.0; MAX_BLOCK];
+        for (&token, stored) in tokens.iter().zip(stored.chunks_exact_mut(rows.row_bytes)) {
+            let pieces = stored.chunks_mut(MAX_BLOCK * bridge.element.bytes());
+            for (index, stored) in pieces.enumerate() {
+                let first = index * MAX_BLOCK;
+                let cols = first..(first + MAX_BLOCK).min(rows.d_model);
+                let hidden = &mut piece[..cols.len()];
+                let bytes = table.row_part(token as usize, cols);
+                dequantize(self.isa, table.block(), bytes, hidden);
+                scale_by(hidden, weights.arithmetic.embedding_scale);
+                element::store(self.isa, rows.element, hidden, stored);
+            }
+        }
+    }
+
+    fn logits_of(
+        &self,
+        weights: &CpuWeights,
+        (bridge, row): (&Bridge<Self>, usize),
+        work: &mut Workspace<Self>,
+        logits: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let (shape, strides) = (&weights.shape, Strides::new(&weights.shape));
+        let slab = self.sizes.split(shape, work.scratch.floats_mut()).slab;
+        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
+        let input = BridgeRows::of(bridge);
+        let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
+        let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
+        element::load(self.isa, input.element, stored, hidden);
+        rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
+        let compute = self.compute();
+        let a = compute.rows(RowsMut { data: normed, stride: strides.x }, shape.d_model);
+        let logits = &mut logits.floats_mut()[..shape.vocab];
+        let c = RowsMut { data: logits, stride: shape.vocab };
+        let head = Operand { weights: weights.head(), panels: None };
+        compute.product(head, (a, 1), c, Epilogue::Store, slab);
+        self.finish_logits(weights, logits);
+        match all_finite(self.isa, logits) {
+            true => Ok(()),
+            false => Err(BackendError::NonFinite { place: "the logits".to_owned(), position: row }),
+        }
     }
 
     /// What some models do with the products of the output projection.
@@ -193,23 +259,7 @@ impl Backend for Cpu {
         bridge: &mut Bridge<Self>,
         row: usize,
     ) -> Result<(), BackendError> {
-        let table = weights.embedding();
-        let rows = BridgeRows::of(bridge);
-        let stored = &mut bridge.buffer.bytes_mut()[row * rows.row_bytes..];
-        // In pieces of the longest block, so that no row buffer is needed.
-        let mut piece = [0.0; MAX_BLOCK];
-        for (&token, stored) in tokens.iter().zip(stored.chunks_exact_mut(rows.row_bytes)) {
-            let pieces = stored.chunks_mut(MAX_BLOCK * bridge.element.bytes());
-            for (index, stored) in pieces.enumerate() {
-                let first = index * MAX_BLOCK;
-                let cols = first..(first + MAX_BLOCK).min(rows.d_model);
-                let hidden = &mut piece[..cols.len()];
-                let bytes = table.row_part(token as usize, cols);
-                dequantize(self.isa, table.block(), bytes, hidden);
-                scale_by(hidden, weights.arithmetic.embedding_scale);
-                element::store(self.isa, rows.element, hidden, stored);
-            }
-        }
+        self.clocks.time(Phase::Embed, || self.embed_rows(weights, tokens, bridge, row));
         Ok(())
     }
 
@@ -218,7 +268,7 @@ impl Backend for Cpu {
         LayerOf { weights, index, .. }: LayerOf<'_, Self>,
         work: &mut Workspace<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.pack_layer(weights, index, work));
+        self.on(Phase::Pack, || self.pack_layer(weights, index, work));
         Ok(())
     }
 
@@ -230,7 +280,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         active: &mut ActiveKv<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.qkv_chunk(layer, rows, bridge, work, active));
+        self.on(Phase::Qkv, || self.qkv_chunk(layer, rows, bridge, work, active));
         Ok(())
     }
 
@@ -254,7 +304,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         active: &ActiveKv<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.attend_chunk(layer, rows, bridge, work, active));
+        self.on(Phase::Attend, || self.attend_chunk(layer, rows, bridge, work, active));
         Ok(())
     }
 
@@ -265,7 +315,7 @@ impl Backend for Cpu {
         bridge: &mut Bridge<Self>,
         work: &mut Workspace<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.mlp_chunk(layer, rows, bridge, work))
+        self.on(Phase::Mlp, || self.mlp_chunk(layer, rows, bridge, work))
     }
 
     fn score_stats(
@@ -274,7 +324,7 @@ impl Backend for Cpu {
         active: &ActiveKv<Self>,
         work: &mut Workspace<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.window_stats(self.shape(), observation, active, work));
+        self.on(Phase::Score, || self.window_stats(self.shape(), observation, active, work));
         Ok(())
     }
 
@@ -284,7 +334,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         out: &mut [f32],
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.score_keys(self.shape(), block, work, out));
+        self.on(Phase::Score, || self.score_keys(self.shape(), block, work, out));
         Ok(())
     }
 
@@ -295,7 +345,7 @@ impl Backend for Cpu {
         k: &mut [f32],
         v: &mut [f32],
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.read_rows(self.shape(), active, keys, [k, v]));
+        self.on(Phase::Score, || self.read_rows(self.shape(), active, keys, [k, v]));
         Ok(())
     }
 
@@ -304,7 +354,7 @@ impl Backend for Cpu {
         active: &ActiveKv<Self>,
         retained: &mut RetainedKv<Self>,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.gather_rows(self.shape(), active, retained));
+        self.on(Phase::Gather, || self.gather_rows(self.shape(), active, retained));
         Ok(())
     }
 
@@ -315,25 +365,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         logits: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        let (shape, strides) = (&weights.shape, Strides::new(&weights.shape));
-        let slab = self.sizes.split(shape, work.scratch.floats_mut()).slab;
-        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
-        let input = BridgeRows::of(bridge);
-        let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
-        let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
-        element::load(self.isa, input.element, stored, hidden);
-        rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
-        let compute = self.compute();
-        let a = compute.rows(RowsMut { data: normed, stride: strides.x }, shape.d_model);
-        let logits = &mut logits.floats_mut()[..shape.vocab];
-        let c = RowsMut { data: logits, stride: shape.vocab };
-        let head = Operand { weights: weights.head(), panels: None };
-        compute.product(head, (a, 1), c, Epilogue::Store, slab);
-        self.finish_logits(weights, logits);
-        match all_finite(self.isa, logits) {
-            true => Ok(()),
-            false => Err(BackendError::NonFinite { place: "the logits".to_owned(), position: row }),
-        }
+        self.on(Phase::Head, || self.logits_of(weights, (bridge, row), work, logits))
     }
 
     fn decode(
@@ -343,7 +375,7 @@ impl Backend for Cpu {
         work: &mut Workspace<Self>,
         logits: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        self.pool.enter(|| self.decode_row(weights, row, work, logits.floats_mut()))
+        self.on(Phase::Decode, || self.decode_row(weights, row, work, logits.floats_mut()))
     }
 
     fn read(&self, buffer: &CpuBuffer, element: Element, at: usize, out: &mut [f32]) {

@@ -2,11 +2,11 @@
 //! and MLP.
 
 use crate::activation::{Regions, Strides};
+use crate::attention::AttendRows;
 use crate::backend::Cpu;
 use crate::packed::{LayerMatrices, Operand, Projection, Scratch};
-use crate::pool::Shares;
 use crate::product::{Compute, Rows, RowsMut};
-use crate::sizes::{kernel_element, kv_layout, query_rows};
+use crate::sizes::{kernel_element, kv_layout};
 use crate::weights::CpuWeights;
 use std::sync::Mutex;
 use tidekv::backend::{BackendError, ChunkRows, LayerOf, Workspace};
@@ -14,7 +14,6 @@ use tidekv::bridge::Bridge;
 use tidekv::cache::ActiveKv;
 use tidekv::model::{Arithmetic, RopeFrequencies};
 use tidekv_kernels::Isa;
-use tidekv_kernels::attention::{Attend, attend};
 use tidekv_kernels::element::{self, all_finite};
 use tidekv_kernels::gemm::Epilogue;
 use tidekv_kernels::kv::{Append, append_k, append_v};
@@ -24,10 +23,6 @@ use tidekv_kernels::rope::rotate;
 /// Rows of one task of the row-wise steps: enough that taking a task costs
 /// nothing beside it.
 pub(crate) const ROW_TASK: usize = 16;
-
-/// Part of the largest attention task that the last ones have: shorter ones would
-/// expand every key block for too few rows.
-const SMALLEST_PART: usize = 4;
 
 /// Largest number of rotating pairs of a head: `Shape::validate` allows D up to
 /// 512.
@@ -173,41 +168,18 @@ impl Cpu {
             }
         });
 
-        let layout = kv_layout(shape, active.element);
-        let head_bytes = active.k.bytes_view().len() / shape.n_kv_heads;
-        let (k, v) = (active.k.bytes_view(), active.v.bytes_view());
-        let most = query_rows(shape.group());
-        let least = (most / SMALLEST_PART).max(1);
-        let shares =
-            Shares { least, most: most / least * least, threads: compute.pool.n_threads() };
-        // Later rows see more keys and cost more: they go first, so that no
-        // thread is left with a long task at the end.
-        let mut rest = &mut *y;
-        let tasks = shares.of(n_rows).map(|from_the_end| {
-            let first_row = n_rows - from_the_end.end;
-            let (others, q) = std::mem::take(&mut rest).split_at_mut(first_row * strides.y);
-            rest = others;
-            (first_row..n_rows - from_the_end.start, q)
-        });
-        compute.pool.each_with(tasks, threads, |(task, q), scratch| {
-            for head in 0..shape.n_kv_heads {
-                let of_head = head * head_bytes..(head + 1) * head_bytes;
-                let work = Attend {
-                    layout,
-                    group: shape.group(),
-                    k: &k[of_head.clone()],
-                    v: &v[of_head],
-                    first_pos: rows.span.start + first + task.start,
-                    rows: task.len(),
-                    scale: weights.arithmetic.attention_scale,
-                    window: shape.window(index),
-                    softcap: weights.arithmetic.attention_softcap,
-                    q_stride: strides.y,
-                    col: head * shape.group() * shape.head_dim,
-                };
-                attend(self.isa, &work, q, scratch);
-            }
-        });
+        let attended = AttendRows {
+            layout: kv_layout(shape, active.element),
+            kv: [active.k.bytes_view(), active.v.bytes_view()],
+            n_kv_heads: shape.n_kv_heads,
+            group: shape.group(),
+            first_pos: rows.span.start + first,
+            n_rows,
+            scale: weights.arithmetic.attention_scale,
+            window: shape.window(index),
+            softcap: weights.arithmetic.attention_softcap,
+        };
+        compute.attend(&attended, (&mut *y, strides.y), threads);
 
         let residual = Residual {
             compute,

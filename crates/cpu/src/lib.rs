@@ -7,11 +7,14 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod attention;
 mod backend;
+pub mod bench;
 mod buffer;
 mod decode;
 mod layer;
 mod packed;
+mod phase;
 mod pool;
 mod product;
 mod score;
@@ -21,6 +24,7 @@ mod weights;
 pub use backend::{Cpu, CpuConfig, CpuError, Precision};
 pub use buffer::CpuBuffer;
 pub use packed::{Pack, UnknownPack};
+pub use phase::{Phase, PhaseTimes};
 pub use sizes::CpuSizes;
 pub use tidekv_kernels::{Isa, Tier};
 pub use weights::CpuWeights;

@@ -25,7 +25,7 @@ pub struct CpuSizes {
 
 /// Packed weights in floats: 4 MiB, which leaves most of a shared cache to the
 /// activations and packs a thousand columns of a small model or more at a time.
-const SLAB: usize = 1 << 20;
+pub(crate) const SLAB: usize = 1 << 20;
 
 impl CpuSizes {
     /// Sizes of the backend that [`crate::Cpu::new`] would make, without

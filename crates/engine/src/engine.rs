@@ -222,7 +222,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// A file that has changed.
-    pub(crate) fn weights(&self) -> Result<&B::Weights, Error> {
+    pub fn weights(&self) -> Result<&B::Weights, Error> {
         self.model.file.store.verify_unchanged()?;
         Ok(&self.weights)
     }

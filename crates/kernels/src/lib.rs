@@ -19,6 +19,7 @@ pub mod kv;
 mod lanes;
 pub mod matvec;
 pub mod norm;
+pub mod peak;
 pub mod quant;
 pub mod rope;
 pub mod score;

@@ -1,6 +1,8 @@
 //! A long plain document: small events of a made-up coast, and one fact hidden
 //! among them.
 
+use crate::random::Random;
+
 /// Asked after the document.
 pub const QUESTION: &str = "What is the access code of the archive room?";
 /// Opening words of the answer, and of the sentence that is looked for.
@@ -30,10 +32,10 @@ pub struct Document {
 impl Document {
     /// Writes the document.
     pub fn new(recipe: Recipe) -> Self {
-        let mut words = Words(recipe.seed);
-        let code = code(&mut words);
+        let mut random = Random(recipe.seed);
+        let code = code(&mut random);
         let fact = recipe.sentences * recipe.depth.min(100) / 100;
-        let mut sentences = write(&mut words, recipe.sentences);
+        let mut sentences = write(&mut random, recipe.sentences);
         sentences.insert(fact, format!("{ANSWER_PREFIX} {code}."));
         Document { sentences, fact, code }
     }
@@ -52,9 +54,9 @@ impl Document {
 
 /// Four different digits: short enough to be kept whole by a max pool of 7 around
 /// its first digit, and without the repetitions that small models stumble over.
-fn code(words: &mut Words) -> String {
+fn code(random: &mut Random) -> String {
     loop {
-        let code = (1000 + words.below(9000)).to_string();
+        let code = (1000 + random.below(9000)).to_string();
         let repeats = |(at, digit): (usize, char)| code[..at].contains(digit);
         if !code.char_indices().any(repeats) {
             return code;
@@ -64,11 +66,11 @@ fn code(words: &mut Words) -> String {
 
 /// `n` sentences with nothing hidden in them.
 pub fn prose(seed: u64, n: usize) -> String {
-    paragraphs(&write(&mut Words(seed), n))
+    paragraphs(&write(&mut Random(seed), n))
 }
 
-fn write(words: &mut Words, n: usize) -> Vec<String> {
-    (0..n).map(|_| sentence(words)).collect()
+fn write(random: &mut Random, n: usize) -> Vec<String> {
+    (0..n).map(|_| sentence(random)).collect()
 }
 
 fn paragraphs(sentences: &[String]) -> String {
@@ -77,28 +79,11 @@ fn paragraphs(sentences: &[String]) -> String {
     paragraphs.join("\n")
 }
 
-/// Chooses words: SplitMix64 (Steele, Lea and Flood 2014).
-struct Words(u64);
-
-impl Words {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// One of the phrases of a comma-separated list.
-    fn pick(&mut self, list: &'static str) -> &'static str {
-        let phrases = || list.split(',').map(str::trim);
-        let chosen = self.below(phrases().count());
-        phrases().nth(chosen).unwrap_or_default()
-    }
+/// One of the phrases of a comma-separated list.
+fn pick(random: &mut Random, list: &'static str) -> &'static str {
+    let phrases = || list.split(',').map(str::trim);
+    let chosen = random.below(phrases().count());
+    phrases().nth(chosen).unwrap_or_default()
 }
 
 const NAME: &str = "Marta, Ines, Henrik, Tomas, Agnes, Piotr, Lucia, Oskar, Wanda, Emil, Greta, \
@@ -167,13 +152,13 @@ fn phrases(of: &str) -> &'static str {
     }
 }
 
-fn sentence(words: &mut Words) -> String {
-    let pattern = PATTERNS[words.below(PATTERNS.len())];
+fn sentence(random: &mut Random) -> String {
+    let pattern = PATTERNS[random.below(PATTERNS.len())];
     let mut text = String::new();
     // Text and names of lists take turns.
     for (index, part) in pattern.split(['{', '}']).enumerate() {
         let is_list = index % 2 == 1;
-        text.push_str(if is_list { words.pick(phrases(part)) } else { part });
+        text.push_str(if is_list { pick(random, phrases(part)) } else { part });
     }
     text
 }
@@ -201,7 +186,7 @@ mod tests {
     #[test]
     fn codes_have_four_different_digits() {
         for seed in 0..200 {
-            let code = code(&mut Words(seed));
+            let code = code(&mut Random(seed));
             let digits: std::collections::BTreeSet<char> = code.chars().collect();
             assert!(code.len() == 4 && digits.len() == 4 && code.parse::<u32>().is_ok(), "{code}");
         }

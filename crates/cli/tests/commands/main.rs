@@ -6,6 +6,7 @@
 #[path = "../rig/mod.rs"]
 mod rig;
 
+mod bench;
 mod completions;
 mod inspect;
 mod offline;

@@ -8,7 +8,7 @@
 mod cost;
 mod steps;
 
-pub use cost::{Cost, step_cost};
+pub use cost::{Cost, Work, step_cost};
 pub use steps::{Span, Step};
 
 /// Tokens of the longest sequence of a batch: what buffers that the sequences

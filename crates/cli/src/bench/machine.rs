@@ -1,0 +1,177 @@
+//! `tidekv bench machine`: the ceilings, kept for `tidekv plan`.
+
+use super::{giga, percent, row, unless_interrupted};
+use crate::exit;
+use crate::files::write_file;
+use crate::flags::{CpuFlags, Precision};
+use crate::interrupt::Interrupt;
+use crate::output::{JsonTarget, Printer, counted, note, table};
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use tidekv::Element;
+use tidekv::schedule::Work;
+use tidekv_cpu::bench::{self, Heads, WeightType};
+use tidekv_cpu::{Cpu, CpuConfig, Isa};
+
+/// Measure what this machine reaches at most, and keep it for `tidekv plan`
+///
+/// Multiply-adds and 16-bit products in registers for every instruction set there is, memory read
+/// beyond the caches, and the two kernels that prefill spends its time in. Takes about half a minute.
+/// The result is kept in the cache directory; `tidekv plan` then says how long a prompt takes to read.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    cpu: CpuFlags,
+    /// Write the figures as JSON; `-` puts the object alone on stdout
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
+    json: Option<JsonTarget>,
+}
+
+/// What a machine reaches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The processor's name for itself.
+    pub cpu: String,
+    /// The instruction set that the rates below are of.
+    pub isa: String,
+    /// Threads of every figure that does not say one.
+    pub threads: usize,
+    /// Ceilings of every instruction set.
+    pub tiers: Vec<Ceilings>,
+    /// Bytes read from memory per second by one thread, and by all.
+    pub read_bytes_per_s: [f64; 2],
+    /// Floating-point operations per second of prefill's matrix products, packing included.
+    pub product_flops: f64,
+    /// Floating-point operations per second of causal attention, for heads of 64 and of 128.
+    pub attention_flops: [f64; 2],
+}
+
+/// Ceilings of one instruction set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Its name.
+    pub isa: String,
+    /// f32 multiply-adds, in floating-point operations per second: one thread, and all.
+    pub f32_flops: [f64; 2],
+    /// Sums of products of 16-bit integers, in operations per second: one thread, and all.
+    pub i16_ops: [f64; 2],
+}
+
+/// Rows of activations and queries of the measured kernels.
+const ROWS: usize = 2048;
+
+impl Machine {
+    /// Measures.
+    fn measure(config: CpuConfig, interrupt: &Interrupt) -> anyhow::Result<Machine> {
+        let all = Cpu::new(config)?;
+        let one = Cpu::new(CpuConfig { threads: Some(NonZeroUsize::MIN), ..config })?;
+        let mut tiers = Vec::new();
+        for isa in Isa::available() {
+            unless_interrupted(interrupt)?;
+            let [one, all] = [&one, &all].map(|cpu| bench::peaks(cpu, isa));
+            tiers.push(Ceilings {
+                isa: isa.name().to_owned(),
+                f32_flops: [one.f32_flops, all.f32_flops],
+                i16_ops: [one.i16_ops, all.i16_ops],
+            });
+        }
+        unless_interrupted(interrupt)?;
+        let read_bytes_per_s = [&one, &all].map(bench::read_bandwidth);
+        let product = bench::product(&all, WeightType::Q8_0, [ROWS, 4096, 4096]);
+        let product = product.context("4,096 columns are whole blocks of Q8_0")?;
+        unless_interrupted(interrupt)?;
+        let attention = |head_dim, group| {
+            let heads = Heads { head_dim, n_kv_heads: 2, group, element: Element::Bf16 };
+            bench::attention(&all, &heads, ROWS, 4 * ROWS).rate()
+        };
+        use tidekv::Backend;
+        Ok(Machine {
+            cpu: processor(),
+            isa: all.name(),
+            threads: all.threads(),
+            tiers,
+            read_bytes_per_s,
+            product_flops: product.rate(),
+            attention_flops: [attention(64, 7), attention(128, 4)],
+        })
+    }
+
+    /// What was measured earlier, for this processor with these settings.
+    pub fn kept(isa: &str, threads: usize) -> Option<Machine> {
+        let machine: Machine = serde_json::from_slice(&fs::read(path()).ok()?).ok()?;
+        let same = machine.cpu == processor() && machine.isa == isa && machine.threads == threads;
+        same.then_some(machine)
+    }
+
+    /// Ceilings of the instruction set in use.
+    pub fn ceilings(&self) -> Option<&Ceilings> {
+        self.tiers.iter().find(|tier| tier.isa == self.isa)
+    }
+
+    /// Seconds that prefill takes, by the kernels' rates.
+    pub fn seconds(&self, work: &Work, head_dim: usize) -> f64 {
+        let narrow = usize::from(head_dim > 96);
+        let attention = self.attention_flops[narrow];
+        work.products / self.product_flops + (work.attention + work.scoring) / attention
+    }
+
+    fn text(&self) -> String {
+        let Machine { cpu, isa, threads, .. } = self;
+        let mut rows = vec![row(["10^9/s", "1 thread", &counted(*threads, "thread")])];
+        for tier in &self.tiers {
+            let name = &tier.isa;
+            let cells = |what: &str, [one, all]: [f64; 2]| {
+                row([&format!("{name}: {what}"), &giga(one), &giga(all)])
+            };
+            rows.push(cells("f32 multiply-adds, FLOP", tier.f32_flops));
+            rows.push(cells("16-bit products, operations", tier.i16_ops));
+        }
+        let [one, all] = self.read_bytes_per_s.map(giga);
+        rows.push(row(["memory read, bytes", &one, &all]));
+        let peak = self.ceilings().map_or(f64::NAN, |tier| tier.f32_flops[1]);
+        let kernels = [
+            (format!("{isa}: matrix products of prefill, FLOP"), self.product_flops),
+            (format!("{isa}: attention, heads of 64, FLOP"), self.attention_flops[0]),
+            (format!("{isa}: attention, heads of 128, FLOP"), self.attention_flops[1]),
+        ];
+        for (name, rate) in kernels {
+            rows.push(row([&name, &percent(rate / peak), &giga(rate)]));
+        }
+        format!("{cpu}\n\n{}\nPercent are of the f32 multiply-adds of all threads.\n", table(&rows))
+    }
+}
+
+/// Where the figures are kept.
+fn path() -> PathBuf {
+    tidekv_fetch::cache_dir().join("machine.json")
+}
+
+/// The processor's name for itself.
+fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or(std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever stops a measurement.
+pub fn machine(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
+    if let Some(json) = &args.json {
+        json.check(&[])?;
+    }
+    let mut printer = Printer::beside(args.json.as_ref(), &[]);
+    note("measuring; this takes about half a minute\n");
+    let machine = Machine::measure(args.cpu.config(Precision::Auto), interrupt)?;
+    let path = path();
+    let kept = fs::create_dir_all(tidekv_fetch::cache_dir())
+        .with_context(|| path.display().to_string())
+        .and_then(|()| write_file(&path, &serde_json::to_vec_pretty(&machine)?));
+    printer.print(&machine.text())?;
+    let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&machine));
+    exit::all([kept, written, printer.finish()])
+}

@@ -1,0 +1,97 @@
+//! `tidekv bench`, the real binary. Its figures depend on the machine; that they are there, belong
+//! together and are kept does not.
+
+use crate::rig::{Place, ends_with, json, tidekv};
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn at_home(place: &Place, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidekv"));
+    command.args(args).env("TIDEKV_HOME", place.name("home")).output().unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn a_measured_machine_lets_plan_say_how_long_reading_takes() {
+    let place = Place::new();
+    let plan = |threads: &str| {
+        let model = place.model();
+        let args = ["plan", &model, "--tokens", "4000", "--threads", threads, "--json", "-"];
+        let output = at_home(&place, &args);
+        ends_with(&output, 0, &[]);
+        json(&output)["estimated_prefill_s"].clone()
+    };
+    assert_eq!(plan("1"), Value::Null);
+
+    let output = at_home(&place, &["bench", "machine", "--threads", "1", "--json", "-"]);
+    ends_with(&output, 0, &["measuring"]);
+    let machine = json(&output);
+    let tiers = machine["tiers"].as_array().unwrap();
+    assert_eq!(tiers[0]["isa"], "portable");
+    assert!(tiers.iter().any(|tier| tier["isa"] == machine["isa"]), "{machine}");
+    let figures = ["product_flops", "attention_flops", "read_bytes_per_s"];
+    for figure in figures.map(|name| &machine[name]).into_iter().chain([&tiers[0]["f32_flops"]]) {
+        let figures = figure.as_array().map_or(vec![figure], |all| all.iter().collect());
+        assert!(figures.into_iter().all(|figure| number(figure) > 1e6), "{machine}");
+    }
+
+    assert!(number(&plan("1")) > 0.0);
+    // Nobody measured two threads.
+    assert_eq!(plan("2"), Value::Null);
+    let output = at_home(&place, &["plan", &place.model(), "--tokens", "4000", "--threads", "1"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("to read, by this machine's"));
+    // What is not a report of this version is as good as none.
+    std::fs::write(place.path("home/machine.json"), "{}").unwrap();
+    assert_eq!(plan("1"), Value::Null);
+}
+
+#[test]
+fn every_combination_is_run_and_its_figures_belong_together() {
+    let place = Place::new();
+    let model = place.model();
+    let lists = ["--tokens", "40,100", "--chunk", "16,1k", "--schedules", "tide,post-prefill"];
+    let others = ["--rounds", "3", "--decode", "3", "--budget", "36", "--json", "-"];
+    let output = tidekv(&[&["bench", "prefill", &model], &lists[..], &others[..]].concat());
+    ends_with(&output, 0, &[]);
+    let report = json(&output);
+    let runs = report["runs"].as_array().unwrap();
+    let names = |run: &Value| -> (u64, String, u64) {
+        let schedule = run["schedule"].as_str().unwrap().to_owned();
+        (run["prompt_tokens"].as_u64().unwrap(), schedule, run["chunk"].as_u64().unwrap())
+    };
+    // A chunk beyond the prompt is the prompt; the whole prompt is run once.
+    let expected = [40, 100].map(|tokens| {
+        [("tide", 16), ("tide", tokens), ("post-prefill", tokens)]
+            .map(|(schedule, chunk)| (tokens, schedule.to_owned(), chunk))
+    });
+    assert_eq!(runs.iter().map(names).collect::<Vec<_>>(), expected.concat());
+    for run in runs {
+        let times =
+            |name: &str| -> Vec<f64> { run[name].as_array().unwrap().iter().map(number).collect() };
+        let mut ttft = times("ttft_s");
+        assert_eq!((ttft.len(), times("decode_tokens_per_s").len()), (3, 3));
+        ttft.sort_by(f64::total_cmp);
+        let phases: f64 = run["phases_s"].as_object().unwrap().values().map(number).sum();
+        assert!(0.0 < phases && phases <= ttft[1], "{phases} s of phases in {ttft:?} s");
+        assert!(number(&run["flops"]) > 0.0 && number(&run["predicted_s"]) > 0.0);
+        let memory = &run["memory"];
+        assert_eq!(memory["planned_peak_bytes"], memory["accounted_peak_bytes"]);
+    }
+    assert!(number(&report["f32_peak_flops"]) > 0.0);
+    // Order and chunks do not change the work.
+    assert_eq!(runs[0]["flops"], runs[1]["flops"]);
+    assert_eq!(runs[0]["flops"], runs[2]["flops"]);
+}
+
+#[test]
+fn impossible_measurements_are_refused_before_any_starts() {
+    let place = Place::new();
+    let bench = |args: &[&str]| tidekv(&[&["bench", "prefill", &place.model()], args].concat());
+    ends_with(&bench(&["--tokens", "40,9000"]), 1, &["9000", "context of 8192"]);
+    ends_with(&bench(&["--schedules", "sideways"]), 2, &["sideways"]);
+    ends_with(&bench(&["--memory-limit", "1KiB"]), 3, &["1.00 KiB"]);
+    ends_with(&tidekv(&["bench", "prefill", &place.name("absent.gguf")]), 1, &["absent.gguf"]);
+}
