@@ -5,7 +5,7 @@ use crate::output::note;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-use tidekv::memory::{Bytes, StepMemory, process_memory};
+use tidekv::memory::{AnonymousPeak, Bytes, StepMemory};
 use tidekv::schedule::{Schedule, Step};
 use tidekv::{Observer, Progress, Tap};
 
@@ -23,8 +23,8 @@ pub struct Watch<'a> {
     live: Option<u64>,
     /// Time of layer-end compression.
     pub compress: Duration,
-    /// Largest anonymous memory of the process seen, where the system tells.
-    pub anon_peak: Option<u64>,
+    /// Largest anonymous memory of the process meanwhile.
+    pub anonymous: AnonymousPeak,
 }
 
 /// How much there is to do.
@@ -91,7 +91,7 @@ impl<'a> Watch<'a> {
             style: if terminal { Style::Terminal } else { Style::Log },
             live: None,
             compress: Duration::ZERO,
-            anon_peak: process_memory().anonymous,
+            anonymous: AnonymousPeak::start(),
         }
     }
 
@@ -151,7 +151,6 @@ impl Observer for Watch<'_> {
         if matches!(step, Step::Evict { .. }) {
             self.compress += self.step_started.elapsed();
         }
-        self.anon_peak = self.anon_peak.max(process_memory().anonymous);
     }
 }
 

@@ -421,7 +421,7 @@ impl Reading<'_, '_> {
             ttft_s: self.watch.elapsed().as_secs_f64(),
             compress_s: self.watch.compress.as_secs_f64(),
             seed: request.sample.seed,
-            process_peak_anon_bytes: self.watch.anon_peak,
+            process_peak_anon_bytes: self.watch.anonymous.bytes(),
             prompt_logprobs: self.prompt_logprobs.as_mut().and_then(Iterator::next),
             logprobs: request.logprobs.logprobs.map(|_| Vec::new()),
             ..Facts::default()

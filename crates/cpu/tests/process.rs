@@ -11,11 +11,13 @@ use serde::Deserialize;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tidekv::memory::{StepMemory, process_memory};
+use tidekv::memory::{AnonymousPeak, process_memory};
 use tidekv::model::RopeScaling;
 use tidekv::schedule::{ScheduleKind, Step};
 use tidekv::select::Kept;
-use tidekv::{Engine, Error, GenerateConfig, Model, Observer, Progress, RunConfig, Tap};
+use tidekv::{
+    Engine, Error, GenerateConfig, Model, Observer, Progress, RunConfig, Tap, Unobserved,
+};
 use tidekv_cpu::{Cpu, CpuConfig};
 use tidekv_testkit::models;
 
@@ -75,27 +77,6 @@ fn config(kind: ScheduleKind, budget: usize) -> RunConfig {
     }
 }
 
-/// Largest anonymous resident memory, seen before and after every step.
-#[derive(Default)]
-struct Resident(u64);
-
-impl Resident {
-    fn look(&mut self) {
-        self.0 = self.0.max(anonymous());
-    }
-}
-
-impl Observer for Resident {
-    fn before(&mut self, _: &Step, _: &Progress, _: &dyn Tap) -> ControlFlow<()> {
-        self.look();
-        ControlFlow::Continue(())
-    }
-
-    fn after(&mut self, _: &Step, _: &StepMemory, _: &dyn Tap) {
-        self.look();
-    }
-}
-
 /// RssAnon; 0 where the system does not tell.
 fn anonymous() -> u64 {
     process_memory().anonymous.unwrap_or(0)
@@ -117,10 +98,11 @@ fn run(engine: &Engine<Cpu>, tokens: &[u32], (kind, budget): (ScheduleKind, usiz
     let resident_before = anonymous();
     let live_before = tidekv_alloc::stats().live_bytes;
     tidekv_alloc::reset_peak();
-    let mut resident = Resident::default();
-    let mut session = engine.prefill(tokens, &config, &mut resident).unwrap();
+    let resident = AnonymousPeak::start();
+    let mut session = engine.prefill(tokens, &config, &mut Unobserved).unwrap();
     let allocated = tidekv_alloc::stats().peak_bytes - live_before;
-    let grown = resident.0.saturating_sub(resident_before);
+    let grown = resident.bytes().unwrap_or(0).saturating_sub(resident_before);
+    drop(resident);
 
     let peak = session.accountant().peak().bytes.total();
     assert_eq!(peak, plan.peak_bytes(), "{kind}: accounted and planned peak");

@@ -235,7 +235,8 @@ impl Args {
         }
         case.decode_tokens_per_s.push(decode_rate(&mut session, self.decode.get(), token)?);
         unless_interrupted(interrupt)?;
-        let facts = Facts { process_peak_anon_bytes: watch.anon_peak, ttft_s, ..Facts::default() };
+        let facts =
+            Facts { process_peak_anon_bytes: watch.anonymous.bytes(), ttft_s, ..Facts::default() };
         let facts = Facts { allocator_peak_bytes: Some(tidekv_alloc::stats().peak_bytes), ..facts };
         case.memory = Some(RunReport::new(&session, facts).memory);
         Ok(())

@@ -15,6 +15,6 @@ pub use component::{Breakdown, Component};
 pub use limit::{ADDRESS_RESERVE, SystemMemory, default_limit, system_memory};
 pub use plan::{Plan, PlanInput, WeightBytes, plan, plan_steps};
 pub(crate) use plan::{longest_window, score_block_bytes, window};
-pub use process::{ProcessMemory, process_memory};
+pub use process::{AnonymousPeak, ProcessMemory, process_memory};
 pub use refusal::{Bytes, Refusal, largest_prompt, prompts_at_a_time, refuse_unless_fits};
 pub use suggest::{Smaller, smallest, suggestions};
