@@ -55,6 +55,7 @@ impl Compute<'_> {
             for head in 0..n_kv_heads {
                 let of_head = head * head_bytes..(head + 1) * head_bytes;
                 let work = Attend {
+                    factors: self.factors,
                     layout,
                     group,
                     k: &k[of_head.clone()],

@@ -14,7 +14,9 @@
 //! With m the running maximum, l the running sum and O the running output of a row, a block with
 //! logits s does `m' = max(m, max s)`, `P = exp(s - m')`, `a = exp(m - m')`, `l = l a + sum P`,
 //! `O = O a + P V`, and the row ends as `O / l` (the online softmax of FlashAttention, Dao et al.
-//! 2022, Algorithm 1, with one final division). Both can soft-cap the logits first: `s = c tanh(s /
+//! 2022, Algorithm 1, with one final division). In [`Factors::Fixed`] both products of prefill have
+//! fixed-point factors ([`crate::fixed`]): queries and keys in blocks of dims; weights, times the
+//! scales of their values, in blocks of keys. Both arithmetics can soft-cap the logits first: `s = c tanh(s /
 //! c)` for a cap c (Gemma 2, Gemma Team 2024, section 2).
 //!
 //! [`KEY_BLOCK`]: crate::kv::KEY_BLOCK
@@ -28,6 +30,7 @@ mod prefill;
 pub(crate) mod softmax;
 
 use crate::exp;
+use crate::gemm::Factors;
 use crate::isa::Isa;
 use crate::kv::KvLayout;
 use crate::lanes::{Kernel, Lanes, dispatch};
@@ -41,6 +44,8 @@ use prefill::{Prefill, ScratchLen};
 /// a window of w keys `max(0, p + 1 - w)..=p`.
 #[derive(Clone, Copy)]
 pub struct Attend<'a> {
+    /// The form of both products' factors; the active K and V are the same in both.
+    pub factors: Factors,
     /// Shape of K and V.
     pub layout: KvLayout,
     /// G, query heads that share this KV head.
@@ -71,7 +76,7 @@ pub struct Attend<'a> {
 /// `q` is `[rows, q_stride]`, its columns `col..col + G * D` are `[G, D]`; other columns are
 /// untouched. `scratch` has [`attend_scratch_len`] floats. A visible logit that is NaN or +inf
 /// makes the row's output NaN; one of -inf is a weight of zero. A soft-cap makes infinite logits the
-/// cap, with their sign. Keys and values that a row does not see have no effect on it, NaN included.
+/// cap, with their sign. In fixed point an infinite element is NaN. Keys and values that a row does not see have no effect on it, NaN included.
 pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
     attend.layout.assert_valid();
     assert_cap(attend.softcap);

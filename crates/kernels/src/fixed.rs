@@ -18,7 +18,8 @@
 
 use crate::exp::ROUND;
 use crate::isa::Isa;
-use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
+use crate::lanes::{Kernel, Lanes, dispatch};
+use crate::tile;
 
 /// Elements of a block; the last block of a row may be shorter.
 pub const BLOCK: usize = 64;
@@ -69,20 +70,25 @@ impl Kernel for FixRows<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let FixRows { data, stride, k } = self;
-        let mut block = [0.0; BLOCK];
         for row in data.chunks_mut(stride) {
-            assert!(row.len() >= k.max(row_len(k)), "a row of {} for {k}", row.len());
-            // A block is copied before its words overwrite it: they end before it does.
-            for (index, from) in (0..k).step_by(BLOCK).enumerate() {
-                let len = BLOCK.min(k - from);
-                let half = words(len);
-                block.fill(0.0);
-                block[..half].copy_from_slice(&row[from..from + half]);
-                block[BLOCK / 2..][..len - half].copy_from_slice(&row[from + half..from + len]);
-                let fixed = &mut row[index * (1 + words(BLOCK))..][..1 + half];
-                fix_row_block(lanes, &block, fixed);
-            }
+            fix_row(lanes, row, k);
         }
+    }
+}
+
+/// Replaces the first `k` floats of a row by their fixed-point form.
+#[inline(always)]
+pub(crate) fn fix_row<L: Lanes>(lanes: L, row: &mut [f32], k: usize) {
+    assert!(row.len() >= k.max(row_len(k)), "a row of {} for {k}", row.len());
+    let mut block = [0.0; BLOCK];
+    // A block is copied before its words overwrite it: they end before it does.
+    for (index, from) in (0..k).step_by(BLOCK).enumerate() {
+        let len = BLOCK.min(k - from);
+        let half = words(len);
+        block.fill(0.0);
+        block[..half].copy_from_slice(&row[from..from + half]);
+        block[BLOCK / 2..][..len - half].copy_from_slice(&row[from + half..from + len]);
+        fix_row_block(lanes, &block, &mut row[index * (1 + words(BLOCK))..][..1 + half]);
     }
 }
 
@@ -97,12 +103,11 @@ fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
     let most = lanes.splat(lanes.reduce_max(largest.magnitude(lanes)));
     let Scale { scale, inverse } = scale_of(lanes, most, Q_ROWS);
     let (first, second) = block.split_at(BLOCK / 2);
-    let mut lanes_of_scale = [0.0; MAX_LANES];
-    lanes.store(scale, &mut lanes_of_scale);
-    fixed[0] = lanes_of_scale[0];
+    fixed[0] = lanes.first_lane(scale);
     let pairs = first.chunks_exact(L::N).zip(second.chunks_exact(L::N));
     for (words, (low, high)) in fixed[1..].chunks_mut(L::N).zip(pairs) {
-        let pair = fix_pair(lanes, lanes.load(low), lanes.load(high), inverse);
+        let low = lanes.mul(lanes.load(low), inverse);
+        let pair = pair(lanes, low, lanes.mul(lanes.load(high), inverse));
         lanes.store_first(lanes.of_bits(pair), words);
     }
 }
@@ -135,7 +140,7 @@ impl<L: Lanes> Largest<L> {
 
     /// The largest magnitude; infinity where something was not finite.
     #[inline(always)]
-    fn magnitude(&self, lanes: L) -> L::V {
+    pub(crate) fn magnitude(&self, lanes: L) -> L::V {
         let magnitude = lanes.of_bits(self.bits);
         let infinity = lanes.splat(f32::INFINITY);
         lanes.select(lanes.lt(magnitude, infinity), magnitude, infinity)
@@ -150,7 +155,7 @@ impl<L: Lanes> Largest<L> {
 
 /// The scale of blocks with these largest magnitudes, for integers up to `q`; NaN for infinity.
 #[inline(always)]
-fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
+pub(crate) fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     let zero = lanes.splat(0.0);
     let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
     let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
@@ -158,13 +163,42 @@ fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     Scale { scale: lanes.add(scale, lanes.mul(magnitude, zero)), inverse }
 }
 
-/// The words of two vectors of elements, rounded to nearest, halves to even.
+/// The words of two vectors of elements over their scales, rounded to nearest, halves to even.
 #[inline(always)]
-pub(crate) fn fix_pair<L: Lanes>(lanes: L, low: L::V, high: L::V, inverse: L::V) -> L::I {
-    // Two roundings on every tier, so that all have the same integers.
-    let integer = |x| lanes.to_bits(lanes.add(lanes.mul(x, inverse), lanes.splat(ROUND)));
+pub(crate) fn pair<L: Lanes>(lanes: L, low: L::V, high: L::V) -> L::I {
+    // The quotient was rounded before, on every tier, so that all have the same integers.
+    let integer = |x| lanes.to_bits(lanes.add(x, lanes.splat(ROUND)));
     let low = lanes.and(integer(low), lanes.splat_i32(0xffff));
     lanes.or(low, lanes.shl(integer(high), 16))
+}
+
+/// Writes the blocks of N columns, `[k][N]`, as the right operand of a product: each row of words
+/// [`tile::width`] words behind the last.
+#[inline(always)]
+pub(crate) fn fix_columns<L: Lanes>(lanes: L, columns: &[f32], panel: &mut [f32]) {
+    let width = tile::width::<L>();
+    for (index, block) in columns.chunks(BLOCK * L::N).enumerate() {
+        let mut largest = Largest::new(lanes);
+        for row in block.chunks_exact(L::N) {
+            largest.see(lanes, lanes.load(row));
+        }
+        let Scale { scale, inverse } = largest.scale(lanes, Q_WEIGHTS);
+        let panel = &mut panel[row_len(index * BLOCK) * width..];
+        lanes.store(scale, panel);
+        let words = words(block.len() / L::N);
+        let (low, high) = block.split_at(words * L::N);
+        let rows = panel[width..].chunks_mut(width).zip(low.chunks_exact(L::N));
+        for (word, (to, low)) in rows.enumerate() {
+            // The last word of an odd block has one element.
+            let high = match high.get(word * L::N..(word + 1) * L::N) {
+                Some(high) => lanes.load(high),
+                None => lanes.splat(0.0),
+            };
+            let low = lanes.mul(lanes.load(low), inverse);
+            let pair = pair(lanes, low, lanes.mul(high, inverse));
+            lanes.store(lanes.of_bits(pair), to);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod activation;
 pub use activation::{Activation, activate_and_multiply};
 
 use crate::exp::{gelu_tanh, silu};
-use crate::fixed::{self, BLOCK, Largest, Q_WEIGHTS, Scale, fix_pair};
+use crate::fixed;
 use crate::isa::{Isa, Tier};
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 use crate::quant::{self, MAX_BLOCK_LEN, WeightView};
@@ -39,7 +39,7 @@ impl Factors {
     }
 
     /// Floats of a row of A with `k` columns, and of each column of a panel; before element `k` too,
-    /// where `k` is a multiple of [`BLOCK`].
+    /// where `k` is a multiple of [`fixed::BLOCK`].
     pub fn floats(self, k: usize) -> usize {
         match self {
             Factors::F32 => k,
@@ -187,39 +187,10 @@ impl Kernel for Pack<'_> {
                     Factors::F32 => transpose(lanes, &decoded, len, part, width),
                     Factors::Fixed => {
                         transpose(lanes, &decoded, len, &mut columns, L::N);
-                        fix_columns(lanes, &columns, len, part);
+                        fixed::fix_columns(lanes, &columns[..len * L::N], part);
                     }
                 }
             }
-        }
-    }
-}
-
-/// Writes the fixed-point blocks of N columns, `[len][N]`, each row of words [`tile::width`] words
-/// behind the last.
-#[inline(always)]
-fn fix_columns<L: Lanes>(lanes: L, columns: &[f32], len: usize, panel: &mut [f32]) {
-    let width = tile::width::<L>();
-    for first in (0..len).step_by(BLOCK) {
-        let block = &columns[first * L::N..len.min(first + BLOCK) * L::N];
-        let mut largest = Largest::new(lanes);
-        for row in block.chunks_exact(L::N) {
-            largest.see(lanes, lanes.load(row));
-        }
-        let Scale { scale, inverse } = largest.scale(lanes, Q_WEIGHTS);
-        let panel = &mut panel[fixed::row_len(first) * width..];
-        lanes.store(scale, panel);
-        let words = fixed::words(block.len() / L::N);
-        let (low, high) = block.split_at(words * L::N);
-        let rows = panel[width..].chunks_mut(width).zip(low.chunks_exact(L::N));
-        for (word, (to, low)) in rows.enumerate() {
-            // The last word of an odd block has one element.
-            let high = match high.get(word * L::N..(word + 1) * L::N) {
-                Some(high) => lanes.load(high),
-                None => lanes.splat(0.0),
-            };
-            let pair = fix_pair(lanes, lanes.load(low), high, inverse);
-            lanes.store(lanes.of_bits(pair), to);
         }
     }
 }
@@ -239,7 +210,7 @@ fn transpose<L: Lanes>(lanes: L, decoded: &[f32], len: usize, panel: &mut [f32],
 }
 
 /// Terms of the chains that a tile adds before it moves on: one panel's part, `[K_BLOCK][NR]`, and
-/// the rows of a [`ROW_TILES`] block share the L2 cache. A multiple of [`BLOCK`].
+/// the rows of a [`ROW_TILES`] block share the L2 cache. A multiple of [`fixed::BLOCK`].
 const K_BLOCK: usize = 1024;
 /// Row tiles that pass over a panel's part before the next part is fetched.
 const ROW_TILES: usize = 8;

@@ -121,6 +121,14 @@ pub(crate) trait Lanes: Copy {
         self.of_bits(self.and(self.to_bits(x), self.splat_i32(i32::MAX)))
     }
 
+    /// Lane 0.
+    #[inline(always)]
+    fn first_lane(self, v: Self::V) -> f32 {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(v, &mut lanes);
+        lanes[0]
+    }
+
     /// Sum of the lanes: upper half onto lower half until one is left.
     fn reduce_add(self, v: Self::V) -> f32;
     /// Largest lane; no lane may be NaN.

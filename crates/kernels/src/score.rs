@@ -14,6 +14,7 @@ use crate::attention::assert_cap;
 use crate::attention::logits::{Logits, Stack, pack_query};
 use crate::attention::softmax::Running;
 use crate::exp::exp_nonpositive;
+use crate::gemm::Factors;
 use crate::isa::Isa;
 use crate::kv::expand::{expand_k, k_panels_len};
 use crate::kv::{KEY_BLOCK, KvLayout};
@@ -150,6 +151,7 @@ impl<'a> Window<'a> {
         let stack = self.head.stack();
         let logits = Logits {
             stack,
+            factors: Factors::F32,
             q: self.q,
             head_dim: layout.head_dim,
             k_panels: self.k_panels,

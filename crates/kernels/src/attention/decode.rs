@@ -8,6 +8,7 @@ use super::AttendOne;
 use super::logits::{Logits, Stack, pack_query};
 use super::output::{Extend, normalise, rescale};
 use super::softmax::Running;
+use crate::gemm::Factors;
 use crate::kv::expand::{expand_rows, transpose_rows};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes, MAX_LANES};
@@ -127,7 +128,8 @@ impl<'a> Heads<'a> {
         // All heads sit at the block's last key: they see the whole block.
         let stack = Stack { first_pos: keys - 1, group, rows: group, window: None };
         let (q, k_panels) = (&*self.q, &*self.k_panels);
-        let logits = Logits { stack, q, head_dim: self.width, k_panels, base: 0, softcap };
+        let factors = Factors::F32;
+        let logits = Logits { stack, factors, q, head_dim: self.width, k_panels, base: 0, softcap };
         logits.write(lanes, 0..group, 0..keys, self.weights);
         for (head, weights) in self.weights.chunks_exact_mut(KEY_BLOCK).enumerate() {
             let mut running = Running { max: self.max[head], sum: self.sum[head] };

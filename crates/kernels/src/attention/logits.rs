@@ -4,8 +4,10 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use crate::exp::soft_cap;
+use crate::gemm::Factors;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::Lanes;
+use crate::tile::fixed::FixedProduct;
 use crate::tile::{self, Product, ROW_VECTORS, Rows};
 
 /// Query rows stacked as `[position][head]`: `group` heads at each absolute position from
@@ -55,17 +57,19 @@ impl Stack {
     }
 }
 
-/// Packed queries `[rows, D]`, already scaled, against the K panels of the block at position
+/// Packed queries, already scaled, against the K panels of the block at position
 /// `base`.
 #[derive(Clone, Copy)]
 pub(crate) struct Logits<'a> {
     /// Which rows these are.
     pub(crate) stack: Stack,
-    /// `[rows, D]` queries times the scale.
+    /// The form of queries and keys.
+    pub(crate) factors: Factors,
+    /// `[rows, D]` queries times the scale; in fixed point each row at the same place.
     pub(crate) q: &'a [f32],
     /// D.
     pub(crate) head_dim: usize,
-    /// The block from [`crate::kv::expand::expand_k`].
+    /// The block from [`crate::kv::expand::expand_k`], or from `expand::fixed::expand_k`.
     pub(crate) k_panels: &'a [f32],
     /// Absolute position of the block's first key.
     pub(crate) base: usize,
@@ -96,16 +100,21 @@ impl Logits<'_> {
             if first >= end {
                 continue;
             }
-            let product = Product {
-                a: &self.q[first * d..],
-                lda: d,
-                b: &self.k_panels[panel * d * width..],
-                ldb: width,
-                k: d,
-            };
+            let a = &self.q[first * d..];
+            let b = &self.k_panels[panel * self.factors.floats(d) * width..];
             let mut sink =
                 Store { out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..] };
-            tile::multiply(lanes, product, end - first, &mut sink);
+            match self.factors {
+                Factors::F32 => {
+                    let product = Product { a, lda: d, b, ldb: width, k: d };
+                    tile::multiply(lanes, product, end - first, &mut sink);
+                }
+                Factors::Fixed => {
+                    let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
+                    let product = FixedProduct { a, lda: d, b, k: d };
+                    tile::multiply(lanes, product, end - first, &mut sink);
+                }
+            }
         }
         if let Some(cap) = self.softcap {
             self.cap(lanes, cap, rows, keys, out);

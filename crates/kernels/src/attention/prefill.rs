@@ -6,9 +6,12 @@ use super::Attend;
 use super::logits::{Logits, Stack, pack_query};
 use super::output::{Extend, normalise, rescale};
 use super::softmax::Running;
-use crate::kv::expand::{expand_k, expand_v, k_panels_len, v_panels_len};
+use crate::fixed::{self, BLOCK, Largest, Q_ROWS, Scale, fix_row};
+use crate::gemm::Factors;
+use crate::kv::expand::{self, expand_k, expand_v, k_panels_len, v_panels_len};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes};
+use crate::tile::fixed::FixedProduct;
 use crate::tile::{self, Product};
 
 /// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few
@@ -47,15 +50,17 @@ impl Kernel for ScratchLen {
     }
 }
 
-/// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, queries,
-/// weights, output, maxima and sums.
-fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 7] {
+/// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, scales of
+/// values, queries, weights, weights in fixed point, output, maxima and sums. Enough for either form of factors.
+fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 9] {
     let d = layout.head_dim;
     [
         k_panels_len(d),
         v_panels_len::<L>(d),
+        KEY_BLOCK,
         rows * d,
         strip_rows::<L>() * KEY_BLOCK,
+        strip_rows::<L>() * fixed::row_len(KEY_BLOCK),
         rows * d.next_multiple_of(tile::width::<L>()),
         rows,
         rows,
@@ -93,14 +98,20 @@ impl Kernel for Prefill<'_> {
 /// Rows of several positions and all heads of the group, with everything that a block changes.
 struct Tile<'a> {
     stack: Stack,
-    /// The block's K, `[KEY_BLOCK / width][D][width]`.
+    factors: Factors,
+    /// The block's K, `[KEY_BLOCK / width][D][width]`, or in fixed point as `expand::fixed` says.
     k_panels: &'a mut [f32],
-    /// The block's V, `[ceil(D / width)][KEY_BLOCK][width]`.
+    /// The block's V, `[ceil(D / width)][KEY_BLOCK][width]`, or in fixed point as `expand::fixed`
+    /// says.
     v_panels: &'a mut [f32],
-    /// Scaled queries, `[rows, D]`.
+    /// In fixed point the scale of every value, `[KEY_BLOCK]`.
+    v_scales: &'a mut [f32],
+    /// Scaled queries, `[rows, D]`; in fixed point each row at the same place.
     q: &'a mut [f32],
     /// Logits, then weights, of one strip, `[strip_rows, KEY_BLOCK]`.
     weights: &'a mut [f32],
+    /// In fixed point the weights of one strip times the scales of their values, two blocks a row.
+    fixed_weights: &'a mut [f32],
     /// O, `[rows, out_width]`.
     out: &'a mut [f32],
     /// D rounded up to whole panels.
@@ -122,7 +133,7 @@ impl<'a> Tile<'a> {
     ) -> Tile<'a> {
         let rows = positions * attend.group;
         let mut rest = scratch;
-        let [k_panels, v_panels, q, weights, out, max, sum] =
+        let [k_panels, v_panels, v_scales, q, weights, fixed_weights, out, max, sum] =
             parts::<L>(attend.layout, rows).map(|len| {
                 let (part, tail) = std::mem::take(&mut rest).split_at_mut(len);
                 rest = tail;
@@ -135,10 +146,13 @@ impl<'a> Tile<'a> {
                 rows,
                 window: attend.window,
             },
+            factors: attend.factors,
             k_panels,
             v_panels,
+            v_scales,
             q,
             weights,
+            fixed_weights,
             out,
             out_width: attend.layout.head_dim.next_multiple_of(tile::width::<L>()),
             max,
@@ -153,6 +167,9 @@ impl<'a> Tile<'a> {
         for (row, packed) in self.q.chunks_exact_mut(d).enumerate().take(self.stack.rows) {
             let from = &q[row / group * attend.q_stride + attend.col + row % group * d..][..d];
             pack_query(lanes, attend.scale, from, packed);
+            if self.factors == Factors::Fixed {
+                fix_row(lanes, packed, d);
+            }
         }
         self.out.fill(0.0);
         self.max.fill(Running::EMPTY.max);
@@ -168,20 +185,18 @@ impl<'a> Tile<'a> {
         for base in (first_base..keys).step_by(KEY_BLOCK) {
             let (block, visible) = (base / KEY_BLOCK, (keys - base).min(KEY_BLOCK));
             let (k_bytes, v_bytes) = (layout.k_block_bytes(), layout.v_block_bytes());
-            expand_k(
-                lanes,
-                layout,
-                &attend.k[block * k_bytes..][..k_bytes],
-                visible,
-                self.k_panels,
-            );
-            expand_v(
-                lanes,
-                layout,
-                &attend.v[block * v_bytes..][..v_bytes],
-                visible,
-                self.v_panels,
-            );
+            let k = &attend.k[block * k_bytes..][..k_bytes];
+            let v = &attend.v[block * v_bytes..][..v_bytes];
+            match self.factors {
+                Factors::F32 => {
+                    expand_k(lanes, layout, k, visible, self.k_panels);
+                    expand_v(lanes, layout, v, visible, self.v_panels);
+                }
+                Factors::Fixed => {
+                    expand::fixed::expand_k(lanes, layout, k, visible, self.k_panels);
+                    expand::fixed::expand_v(lanes, layout, v, self.v_panels, self.v_scales);
+                }
+            }
             let mut row = self.stack.first_seeing(base);
             let end = self.stack.first_past(base + KEY_BLOCK - 1);
             while row < end {
@@ -205,6 +220,7 @@ impl<'a> Tile<'a> {
         let stack = self.stack;
         let logits = Logits {
             stack,
+            factors: self.factors,
             q: self.q,
             head_dim: attend.layout.head_dim,
             k_panels: self.k_panels,
@@ -219,6 +235,15 @@ impl<'a> Tile<'a> {
             let alpha = running.fold(lanes, weights, stack.visible(row, base));
             (self.max[row], self.sum[row]) = (running.max, running.sum);
             rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
+            if self.factors == Factors::Fixed {
+                let visible = stack.visible(row, base);
+                let words = fixed::row_len(KEY_BLOCK);
+                let to = &mut self.fixed_weights[(row - rows.start) * words..][..words];
+                fix_weights(lanes, weights, self.v_scales, visible, to);
+            }
+        }
+        if self.factors == Factors::Fixed {
+            return self.extend_fixed(lanes, rows, first.start..last.end);
         }
         for panel in 0..self.out_width / tile::width::<L>() {
             if last.start == 0 && first.end == KEY_BLOCK {
@@ -281,6 +306,29 @@ impl<'a> Tile<'a> {
         tile::multiply(lanes, product, rows.len(), &mut sink);
     }
 
+    /// `O += P V` for a strip in fixed point, over the blocks of keys that have one of `keys`. What
+    /// a row does not see has the weight zero, an integer, which hides whatever the value is.
+    #[inline(always)]
+    fn extend_fixed<L: Lanes>(&mut self, lanes: L, rows: Range<usize>, keys: Range<usize>) {
+        let width = tile::width::<L>();
+        let (start, end) = (keys.start / BLOCK * BLOCK, keys.end.next_multiple_of(BLOCK));
+        let skipped = fixed::row_len(start);
+        for panel in 0..self.out_width / width {
+            let b = &self.v_panels[(panel * fixed::row_len(KEY_BLOCK) + skipped) * width..];
+            let product = FixedProduct {
+                a: bytemuck::cast_slice(&self.fixed_weights[skipped..]),
+                lda: fixed::row_len(KEY_BLOCK),
+                b: bytemuck::cast_slice(b),
+                k: end - start,
+            };
+            let mut sink = Extend {
+                out: &mut self.out[rows.start * self.out_width + panel * width..],
+                stride: self.out_width,
+            };
+            tile::multiply(lanes, product, rows.len(), &mut sink);
+        }
+    }
+
     /// Writes `O / l` over the queries.
     #[inline(always)]
     fn unpack<L: Lanes>(&self, lanes: L, attend: &Attend, q: &mut [f32]) {
@@ -289,6 +337,50 @@ impl<'a> Tile<'a> {
             let to = &mut q[row / group * attend.q_stride + attend.col + row % group * d..][..d];
             let from = &self.out[row * self.out_width..][..self.out_width];
             normalise(lanes, from, self.sum[row], to);
+        }
+    }
+}
+
+/// Writes the `visible` weights of a row, `[KEY_BLOCK]`, times the scales of their values in fixed
+/// point to `fixed`; weights that are not visible become zero.
+#[inline(always)]
+fn fix_weights<L: Lanes>(
+    lanes: L,
+    weights: &[f32],
+    scales: &[f32],
+    visible: Range<usize>,
+    fixed: &mut [f32],
+) {
+    const MOST: usize = BLOCK / 8;
+    const { assert!(BLOCK / L::N <= MOST) };
+    let zero = lanes.splat(0.0);
+    let whole = visible == (0..KEY_BLOCK);
+    let seen = visible.start / L::N * L::N..visible.end.next_multiple_of(L::N);
+    for first in (0..KEY_BLOCK).step_by(BLOCK) {
+        let mut scaled = [zero; MOST];
+        for (i, scaled) in scaled.iter_mut().take(BLOCK / L::N).enumerate() {
+            let at = first + i * L::N;
+            if whole || seen.contains(&at) {
+                let weight = lanes.load(&weights[at..]);
+                let product = lanes.mul(weight, lanes.load(&scales[at..]));
+                // The scale of a hidden value may be NaN.
+                let hides = |product| lanes.select(lanes.le(weight, zero), zero, product);
+                *scaled = if whole { product } else { hides(product) };
+            }
+        }
+        let mut largest = Largest::new(lanes);
+        for scaled in scaled.iter().take(BLOCK / L::N) {
+            largest.see(lanes, *scaled);
+        }
+        let most = lanes.splat(lanes.reduce_max(largest.magnitude(lanes)));
+        let Scale { scale, inverse } = fixed::scale_of(lanes, most, Q_ROWS);
+        let fixed = &mut fixed[fixed::row_len(first)..][..fixed::row_len(BLOCK)];
+        fixed[0] = lanes.first_lane(scale);
+        let half = BLOCK / 2 / L::N;
+        for i in 0..half {
+            let (low, high) = (scaled[i], scaled[half + i]);
+            let pair = fixed::pair(lanes, lanes.mul(low, inverse), lanes.mul(high, inverse));
+            lanes.store(lanes.of_bits(pair), &mut fixed[1 + i * L::N..]);
         }
     }
 }

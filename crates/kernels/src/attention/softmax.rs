@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::exp::exp_nonpositive;
 use crate::kv::KEY_BLOCK;
-use crate::lanes::{Lanes, MAX_LANES};
+use crate::lanes::Lanes;
 
 /// Running state of a row's softmax.
 #[derive(Clone, Copy)]
@@ -81,7 +81,5 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> f32 {
 /// The vector exp of one number, so that a lone factor has the same bits as a lane.
 #[inline(always)]
 fn exp_scalar<L: Lanes>(lanes: L, x: f32) -> f32 {
-    let mut out = [0.0; MAX_LANES];
-    lanes.store(exp_nonpositive(lanes, lanes.splat(x)), &mut out);
-    out[0]
+    lanes.first_lane(exp_nonpositive(lanes, lanes.splat(x)))
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::fixed::BLOCK;
 use crate::quant::{BlockType, dequantize};
 use crate::test_data::{Random, bits, chain, is_close, ulps};
 

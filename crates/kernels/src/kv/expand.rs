@@ -1,5 +1,7 @@
 //! Expansion of one active K or V block to f32 panels for the micro-kernel of [`crate::tile`].
 
+pub(crate) mod fixed;
+
 use super::{KEY_BLOCK, KvLayout};
 use crate::element::Element;
 use crate::lanes::{Lanes, MAX_LANES};

@@ -12,7 +12,7 @@ fn capped(layout: KvLayout, n: usize, cap: f32) -> Head {
 #[test]
 fn prefill_matches_the_dense_reference_in_every_window() {
     let n = 300;
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (i, (d, group)) in
             [(64, 7), (80, 3), (96, 2), (128, 1), (256, 1)].into_iter().enumerate()
         {
@@ -23,12 +23,12 @@ fn prefill_matches_the_dense_reference_in_every_window() {
                 for keys in [0, 1, 16, 129] {
                     head.window = NonZeroUsize::new(keys);
                     let mut out = q.clone();
-                    run(isa, &head, group, &mut out, (0, n), (group * d, 0));
+                    run(on, &head, group, &mut out, (0, n), (group * d, 0));
                     for r in 0..n {
                         let at = (r * group + r % group) * d;
-                        let (want, bound) = head.dense(&q[at..at + d], r + 1);
+                        let (want, bound) = head.dense(&q[at..at + d], r + 1, on.1);
                         let e = excess(&out[at..at + d], &want, bound);
-                        assert!(e <= 1.0, "{} D {d} cap {cap} w {keys} row {r}: {e}", isa.name());
+                        assert!(e <= 1.0, "{} D {d} cap {cap} w {keys} row {r}: {e}", name(on));
                     }
                 }
             }
@@ -47,7 +47,7 @@ fn decode_matches_the_dense_reference() {
                 let mut out = q.clone();
                 run_one(isa, &head, &mut out, &[(0, 130), (130, 170)]);
                 for (q, out) in q.chunks(d).zip(out.chunks(d)) {
-                    let (want, bound) = head.dense(q, n);
+                    let (want, bound) = head.dense(q, n, Factors::F32);
                     // Two segments end in a short block each: up to twice the blocks.
                     let e = excess(out, &want, 2.0 * bound);
                     assert!(e <= 1.0, "{} D {d} cap {cap}: {e}", isa.name());
@@ -62,11 +62,12 @@ fn the_bound_notices_a_cap_that_is_missing_or_applied_before_the_scale() {
     let layout = KvLayout { head_dim: 64, element: Element::F32 };
     let q = values(5, 64);
     for cap in [0.25, 2.0] {
-        let (want, bound) = capped(layout, 300, cap).dense(&q, 300);
+        let (want, bound) = capped(layout, 300, cap).dense(&q, 300, Factors::F32);
         let uncapped = Head::new(layout, 300, 61);
         let before = capped(layout, 300, cap * uncapped.scale());
         for wrong in [uncapped, before] {
-            let wrong: Vec<f32> = wrong.dense(&q, 300).0.iter().map(|&x| x as f32).collect();
+            let wrong: Vec<f32> =
+                wrong.dense(&q, 300, Factors::F32).0.iter().map(|&x| x as f32).collect();
             assert!(excess(&wrong, &want, bound) > 1.0, "{cap}");
         }
     }
@@ -75,20 +76,20 @@ fn the_bound_notices_a_cap_that_is_missing_or_applied_before_the_scale() {
 #[test]
 fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
     let (n, d, group) = (260, 16, 3);
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for keys in [0, 16, 129] {
             let layout = KvLayout { head_dim: d, element: Element::Bf16 };
             let head = Head { window: NonZeroUsize::new(keys), ..capped(layout, n, 0.5) };
             let q = values(3, n * group * d);
             let mut whole = q.clone();
-            run(isa, &head, group, &mut whole, (0, n), (group * d, 0));
+            run(on, &head, group, &mut whole, (0, n), (group * d, 0));
             for step in [1, 5, 127, 128, 129] {
                 let mut split = q.clone();
                 for first in (0..n).step_by(step) {
                     let rows = (first, step.min(n - first));
-                    run(isa, &head, group, &mut split, rows, (group * d, 0));
+                    run(on, &head, group, &mut split, rows, (group * d, 0));
                 }
-                assert!(same_bits(&whole, &split), "{} w {keys} step {step}", isa.name());
+                assert!(same_bits(&whole, &split), "{} w {keys} step {step}", name(on));
             }
         }
     }
@@ -97,22 +98,22 @@ fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
 #[test]
 fn nan_passes_a_cap_and_a_hidden_one_stays_hidden() {
     let (n, d) = (200, 8);
-    for isa in Isa::available() {
+    for on in arithmetics() {
         let layout = KvLayout { head_dim: d, element: Element::Bf16 };
         let mut k = values(4, n * d);
         k[150 * d + 3] = f32::NAN;
         let head = Head::of(layout, n, &k, &values(5, n * d));
         let head = Head { window: NonZeroUsize::new(20), softcap: Some(2.0), ..head };
         let mut q = values(6, n * d);
-        run(isa, &head, 1, &mut q, (0, n), (d, 0));
+        run(on, &head, 1, &mut q, (0, n), (d, 0));
         for (r, row) in q.chunks(d).enumerate() {
             let seen = (150..170).contains(&r);
-            assert_eq!(row.iter().all(|x| x.is_nan()), seen, "{} row {r}", isa.name());
-            assert_eq!(row.iter().all(|x| x.is_finite()), !seen, "{} row {r}", isa.name());
+            assert_eq!(row.iter().all(|x| x.is_nan()), seen, "{} row {r}", name(on));
+            assert_eq!(row.iter().all(|x| x.is_finite()), !seen, "{} row {r}", name(on));
         }
         let mut one = values(7, d);
-        run_one(isa, &head, &mut one, &[(100, 100)]);
-        assert!(one.iter().all(|x| x.is_nan()), "{}", isa.name());
+        run_one(on.0, &head, &mut one, &[(100, 100)]);
+        assert!(one.iter().all(|x| x.is_nan()), "{}", name(on));
     }
 }
 

@@ -54,7 +54,7 @@ fn the_rows_of_a_key_are_those_whose_windows_hold_it() {
 
 #[test]
 fn rows_match_the_dense_reference_over_their_window() {
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (layout, group) in shapes() {
             let d = layout.head_dim;
             let mut head = Head::new(layout, N, d as u64);
@@ -62,13 +62,13 @@ fn rows_match_the_dense_reference_over_their_window() {
             for keys in WINDOWS {
                 head.window = window(keys);
                 let mut out = q.clone();
-                run(isa, &head, group, &mut out, (0, N), (group * d, 0));
+                run(on, &head, group, &mut out, (0, N), (group * d, 0));
                 for r in 0..N {
                     // One head of each row, another one in each.
                     let at = (r * group + r % group) * d;
-                    let (want, bound) = head.dense(&q[at..at + d], r + 1);
+                    let (want, bound) = head.dense(&q[at..at + d], r + 1, on.1);
                     let e = excess(&out[at..at + d], &want, bound);
-                    assert!(e <= 1.0, "{} {layout:?} G {group} w {keys} row {r}: {e}", isa.name());
+                    assert!(e <= 1.0, "{} {layout:?} G {group} w {keys} row {r}: {e}", name(on));
                 }
             }
         }
@@ -82,9 +82,10 @@ fn the_bound_notices_a_window_that_is_one_key_off() {
     for keys in [2, 16, 128, 200] {
         for other in [keys - 1, keys + 1] {
             head.window = window(other);
-            let wrong: Vec<f32> = head.dense(&q, 299).0.iter().map(|&x| x as f32).collect();
+            let wrong: Vec<f32> =
+                head.dense(&q, 299, Factors::F32).0.iter().map(|&x| x as f32).collect();
             head.window = window(keys);
-            let (want, bound) = head.dense(&q, 299);
+            let (want, bound) = head.dense(&q, 299, Factors::F32);
             assert!(excess(&wrong, &want, bound) > 1.0, "{keys} {other}");
         }
     }
@@ -92,14 +93,15 @@ fn the_bound_notices_a_window_that_is_one_key_off() {
 
 #[test]
 fn a_window_of_one_key_returns_that_value() {
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (layout, group) in shapes() {
             let d = layout.head_dim;
             let head = Head { window: window(1), ..Head::new(layout, N, 2) };
             let mut q = values(5, N * group * d);
-            run(isa, &head, group, &mut q, (0, N), (group * d, 0));
+            run(on, &head, group, &mut q, (0, N), (group * d, 0));
             for (row, value) in q.chunks(group * d).zip(head.v_values.chunks(d)) {
-                assert!(row.chunks(d).all(|head| same_bits(head, value)), "{}", isa.name());
+                let mut heads = row.chunks(d);
+                assert!(heads.all(|head| is_the_value(on.1, head, value)), "{}", name(on));
             }
         }
     }
@@ -107,21 +109,21 @@ fn a_window_of_one_key_returns_that_value() {
 
 #[test]
 fn a_window_of_the_whole_prompt_or_more_changes_no_bit() {
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (layout, group) in shapes() {
             let d = layout.head_dim;
             let mut head = Head::new(layout, N, 2);
             let q = values(5, N * group * d);
             let mut all = q.clone();
-            run(isa, &head, group, &mut all, (0, N), (group * d, 0));
+            run(on, &head, group, &mut all, (0, N), (group * d, 0));
             for keys in [N - 1, N, N + 1, usize::MAX] {
                 head.window = window(keys);
                 let mut out = q.clone();
-                run(isa, &head, group, &mut out, (0, N), (group * d, 0));
+                run(on, &head, group, &mut out, (0, N), (group * d, 0));
                 // The last row alone loses its first key in a window of N - 1.
                 let same = if keys < N { (N - 1) * group * d } else { out.len() };
-                assert!(same_bits(&out[..same], &all[..same]), "{} {keys}", isa.name());
-                assert_eq!(same_bits(&out, &all), keys >= N, "{} {keys}", isa.name());
+                assert!(same_bits(&out[..same], &all[..same]), "{} {keys}", name(on));
+                assert_eq!(same_bits(&out, &all), keys >= N, "{} {keys}", name(on));
             }
         }
     }
@@ -129,7 +131,7 @@ fn a_window_of_the_whole_prompt_or_more_changes_no_bit() {
 
 #[test]
 fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (layout, group) in shapes() {
             let stride = group * layout.head_dim;
             let mut head = Head::new(layout, N, 7);
@@ -137,17 +139,17 @@ fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
             for keys in WINDOWS {
                 head.window = window(keys);
                 let mut whole = q.clone();
-                run(isa, &head, group, &mut whole, (0, N), (stride, 0));
+                run(on, &head, group, &mut whole, (0, N), (stride, 0));
                 for step in [1, 5, 16, 127, 128, 129, 299] {
                     let mut split = q.clone();
                     for first in (0..N).step_by(step) {
                         let rows = (first, step.min(N - first));
-                        run(isa, &head, group, &mut split, rows, (stride, 0));
+                        run(on, &head, group, &mut split, rows, (stride, 0));
                     }
                     assert!(
                         same_bits(&whole, &split),
                         "{} {layout:?} G {group} w {keys} step {step}",
-                        isa.name()
+                        name(on)
                     );
                 }
             }
@@ -158,18 +160,18 @@ fn bits_do_not_depend_on_how_rows_are_split_into_calls() {
 #[test]
 fn bits_of_a_head_do_not_depend_on_its_group() {
     let d = 16;
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for keys in WINDOWS {
             let layout = KvLayout { head_dim: d, element: Element::Bf16 };
             let head = Head { window: window(keys), ..Head::new(layout, N, 21) };
             let q = values(8, N * 7 * d);
             let mut together = q.clone();
-            run(isa, &head, 7, &mut together, (0, N), (7 * d, 0));
+            run(on, &head, 7, &mut together, (0, N), (7 * d, 0));
             let mut alone = q.clone();
             for g in 0..7 {
-                run(isa, &head, 1, &mut alone, (0, N), (7 * d, g * d));
+                run(on, &head, 1, &mut alone, (0, N), (7 * d, g * d));
             }
-            assert!(same_bits(&together, &alone), "{} {keys}", isa.name());
+            assert!(same_bits(&together, &alone), "{} {keys}", name(on));
         }
     }
 }
@@ -178,14 +180,14 @@ fn bits_of_a_head_do_not_depend_on_its_group() {
 #[test]
 fn a_poisoned_key_is_seen_by_the_rows_of_its_window_only() {
     let (d, group) = (16, 3);
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (i, keys) in WINDOWS.into_iter().enumerate() {
             let layout = KvLayout { head_dim: d, element: ELEMENTS[i % 3] };
             let (k, v) = (values(77, N * d), values(78, N * d));
             let q = values(79, N * group * d);
             let clean = Head { window: window(keys), ..Head::of(layout, N, &k, &v) };
             let mut want = q.clone();
-            run(isa, &clean, group, &mut want, (0, N), (group * d, 0));
+            run(on, &clean, group, &mut want, (0, N), (group * d, 0));
             for at in [0, 1, 5, 127, 128, 200, 299] {
                 for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let (mut bad_k, mut bad_v) = (k.clone(), v.clone());
@@ -194,10 +196,10 @@ fn a_poisoned_key_is_seen_by_the_rows_of_its_window_only() {
                     for (k, v) in [(&bad_k, &v), (&k, &bad_v)] {
                         let head = Head { window: window(keys), ..Head::of(layout, N, k, v) };
                         let mut out = q.clone();
-                        run(isa, &head, group, &mut out, (0, N), (group * d, 0));
+                        run(on, &head, group, &mut out, (0, N), (group * d, 0));
                         let rows = out.chunks(group * d).zip(want.chunks(group * d));
                         for (row, (got, want)) in rows.enumerate() {
-                            let name = format!("{} w {keys} key {at} row {row}", isa.name());
+                            let name = format!("{} w {keys} key {at} row {row}", name(on));
                             if row >= at && row - at < keys {
                                 let mut heads = got.chunks(d);
                                 assert!(
@@ -219,14 +221,14 @@ fn a_poisoned_key_is_seen_by_the_rows_of_its_window_only() {
 #[test]
 fn what_lies_on_either_side_of_a_window_has_no_effect() {
     let (d, group) = (16, 2);
-    for isa in Isa::available() {
+    for on in arithmetics() {
         for (i, keys) in WINDOWS.into_iter().enumerate() {
             let layout = KvLayout { head_dim: d, element: ELEMENTS[i % 3] };
             let (k, v) = (values(177, N * d), values(178, N * d));
             let q = values(179, N * group * d);
             let clean = Head { window: window(keys), ..Head::of(layout, N, &k, &v) };
             let mut want = q.clone();
-            run(isa, &clean, group, &mut want, (0, N), (group * d, 0));
+            run(on, &clean, group, &mut want, (0, N), (group * d, 0));
             for row in [0, 1, 15, 127, 128, 143, 144, 255, 256, 270, 299] {
                 let visible = (row + 1usize).saturating_sub(keys) * d..(row + 1) * d;
                 let hide = |clean: &[f32]| {
@@ -237,12 +239,12 @@ fn what_lies_on_either_side_of_a_window_has_no_effect() {
                 let poisoned = Head::of(layout, N, &hide(&k), &hide(&v));
                 let head = Head { window: window(keys), ..poisoned };
                 let mut out = q.clone();
-                run(isa, &head, group, &mut out, (0, N), (group * d, 0));
+                run(on, &head, group, &mut out, (0, N), (group * d, 0));
                 let of_row = row * group * d..(row + 1) * group * d;
                 assert!(
                     same_bits(&out[of_row.clone()], &want[of_row]),
                     "{} w {keys} row {row}",
-                    isa.name()
+                    name(on)
                 );
             }
         }
