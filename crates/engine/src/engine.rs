@@ -44,11 +44,12 @@ impl Model {
     /// scaling and stretches the context accordingly.
     ///
     /// # Errors
-    /// A damaged file, or a model the engine does not support.
+    /// A damaged file, a model the engine does not support, or a scaling with numbers that make no
+    /// sense.
     pub fn open(path: &Path, rope: Option<RopeScaling>) -> Result<Model, Error> {
         let (mut spec, file) = ModelFile::open(path)?;
         if let Some(scaling) = rope {
-            spec.scale_rope(scaling);
+            spec.scale_rope(scaling)?;
         }
         Ok(Model { spec, file: Arc::new(file) })
     }

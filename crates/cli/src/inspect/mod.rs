@@ -12,6 +12,7 @@ use report::{Fit, Report, TokenizerReport};
 use std::ffi::OsString;
 use std::path::Path;
 use tidekv::memory::default_limit;
+use tidekv::model::ModelError;
 use tidekv::text::{TextError, Tokenizer, VocabSource};
 use tidekv::{Engine, Error, Model, RunConfig};
 use tidekv_cpu::Cpu;
@@ -94,7 +95,12 @@ impl Args {
                     Err(error) => report.problems.push(format!("{error}; --raw does without it")),
                 }
             }
-            Err(error) => report.problems.insert(0, error.to_string()),
+            Err(error) => {
+                if let Error::Model(ModelError::Quantised { quantisation }) = &error {
+                    report.quantisation = Some(quantisation.clone());
+                }
+                report.problems.insert(0, error.to_string());
+            }
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub struct Report {
     pub parameters: u64,
     /// Bits per number, over the tensors whose size is known.
     pub bits_per_parameter: f64,
-    /// Mixture of types, as the file names it.
+    /// Mixture of types, or the method of quantisation, as the files name it.
     pub quantisation: Option<String>,
     /// Sizes, by the names of the engine's shapes.
     pub dimensions: BTreeMap<&'static str, Dimension>,

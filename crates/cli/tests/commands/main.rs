@@ -8,6 +8,7 @@ mod rig;
 
 mod bench;
 mod completions;
+mod hugging_face;
 mod inspect;
 mod offline;
 mod perplexity;

@@ -1,5 +1,7 @@
 //! Why a well-formed file is not a model TideKV can run.
 
+use super::Architecture;
+
 /// Errors of reading a model from a file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -17,6 +19,30 @@ pub enum ModelError {
     Feature {
         /// What it is, as a user would name it.
         feature: String,
+    },
+    /// Weights that another library has quantised, in its own layout.
+    #[error(
+        "the weights are quantised by {quantisation}: not supported in a Hugging Face directory; \
+         use a GGUF file of this model (GGUF's own quantisations are supported), or the directory \
+         of the original that was quantised, in BF16, F16 or F32"
+    )]
+    Quantised {
+        /// The method and its bits.
+        quantisation: String,
+    },
+    /// A tensor that the engine would leave out.
+    #[error(
+        "tensor `{name}`{}: not supported in a model of the {architecture} architecture; leaving \
+         it out would compute another model's answers, so the model is refused",
+        feature.map(|feature| format!(" ({feature})")).unwrap_or_default()
+    )]
+    UnreadTensor {
+        /// Tensor name.
+        name: String,
+        /// What it would be part of, as a user would name it, where that is known.
+        feature: Option<&'static str>,
+        /// Family of the model.
+        architecture: Architecture,
     },
     /// A tensor the architecture needs is absent.
     #[error("tensor `{name}` is missing")]
@@ -51,8 +77,8 @@ pub enum ModelError {
         key: String,
         /// Its value.
         value: String,
-        /// What is wrong with it.
-        reason: &'static str,
+        /// What is wrong with it, with the limit.
+        reason: String,
     },
     /// A file beside the weights is missing or faulty.
     #[error("{}: {reason}", path.display())]

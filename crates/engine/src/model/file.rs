@@ -46,7 +46,7 @@ impl ModelFile {
 
     fn open_gguf(path: &Path) -> Result<(ModelSpec, ModelFile), Error> {
         let (metadata, store) = GgufModel::open(path)?.into_parts();
-        refuse_experts(&store)?;
+        refuse_replaced(&store)?;
         let table = Table::new(&store, Naming::Gguf);
         let spec = gguf::describe(&metadata, &table)?;
         let tensors = table.tensors(&spec)?;
@@ -56,7 +56,7 @@ impl ModelFile {
     fn open_hugging_face(path: &Path, directory: &Path) -> Result<(ModelSpec, ModelFile), Error> {
         let config = hf::Config::read(directory)?;
         let store = SafetensorsModel::open(path)?.into_store();
-        refuse_experts(&store)?;
+        refuse_replaced(&store)?;
         let table = Table::new(&store, config.naming(&store)?);
         let spec = config.describe(&table)?;
         let tensors = table.tensors(&spec)?;
@@ -81,7 +81,7 @@ impl ModelFile {
     }
 }
 
-fn refuse_experts(store: &TensorStore) -> Result<(), Error> {
+fn refuse_replaced(store: &TensorStore) -> Result<(), Error> {
     let names = store.tensors().iter().map(|tensor| tensor.name.as_str());
-    Ok(names::refuse_experts(names)?)
+    Ok(names::refuse_replaced(names)?)
 }

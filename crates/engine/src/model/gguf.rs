@@ -29,6 +29,7 @@ pub(super) fn describe(meta: &Metadata, table: &Table<'_>) -> Result<ModelSpec, 
     let arithmetic = keys.arithmetic(&shape)?;
     arithmetic.validate()?;
     let (ropes, layer_ropes) = keys.ropes(&shape, table)?;
+    ropes.iter().try_for_each(RopeSpec::validate)?;
     let head = if table.has(names::HEAD) { HeadKind::Own } else { HeadKind::Tied };
     let name = meta.str("general.name")?.map(str::to_owned);
     Ok(ModelSpec { architecture, name, shape, arithmetic, ropes, layer_ropes, head })
@@ -73,8 +74,9 @@ impl Keys<'_> {
         Ok(self.meta.f32(&self.key(suffix))?)
     }
 
-    fn value(&self, suffix: &str, value: impl ToString, reason: &'static str) -> Error {
-        ModelError::Value { key: self.key(suffix), value: value.to_string(), reason }.into()
+    fn value(&self, suffix: &str, value: impl ToString, reason: &str) -> Error {
+        let (key, value, reason) = (self.key(suffix), value.to_string(), reason.to_owned());
+        ModelError::Value { key, value, reason }.into()
     }
 
     fn shape(&self, table: &Table<'_>) -> Result<Shape, Error> {
@@ -171,7 +173,7 @@ impl Keys<'_> {
             }
             // Layers with a window have a base of their own and no scaling.
             Architecture::Gemma3 => {
-                let base = self.base("rope.freq_base_swa")?.unwrap_or(GEMMA3_LOCAL_BASE);
+                let base = self.float("rope.freq_base_swa")?.unwrap_or(GEMMA3_LOCAL_BASE);
                 let local = RopeSpec {
                     base,
                     scaling: RopeScaling::None,
@@ -211,26 +213,25 @@ impl Keys<'_> {
             },
             _ => self.scaling()?,
         };
-        let base = self.base("rope.freq_base")?.unwrap_or(10_000.0);
+        let base = self.float("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
     }
 
-    fn base(&self, suffix: &str) -> Result<Option<f32>, Error> {
-        match self.float(suffix)? {
-            Some(base) if !(base.is_finite() && base > 1.0) => {
-                Err(self.value(suffix, base, "must be above 1"))
-            }
-            base => Ok(base),
-        }
-    }
-
     fn scaling(&self) -> Result<RopeScaling, Error> {
-        let kind = self.meta.str(&self.key("rope.scaling.type"))?.unwrap_or("none");
-        let factor = self.float("rope.scaling.factor")?.unwrap_or(1.0);
-        let text = if kind == "none" { kind.to_owned() } else { format!("{kind}:{factor}") };
-        let unknown = || feature(&format!("RoPE scaling `{text}`"));
-        let scaling = text.parse().map_err(|_| unknown())?;
-        let RopeScaling::Yarn(yarn) = scaling else { return Ok(scaling) };
+        // Files before there were types state a factor alone, some under another name.
+        let stated = match self.float("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            None => self.float("rope.scale_linear")?,
+        };
+        // Writers put 0 where there is none.
+        let factor = stated.filter(|&factor| factor != 0.0).map_or(1.0, f64::from);
+        let yarn = match self.meta.str(&self.key("rope.scaling.type"))?.unwrap_or("linear") {
+            "none" => return Ok(RopeScaling::None),
+            "linear" if factor == 1.0 => return Ok(RopeScaling::None),
+            "linear" => return Ok(RopeScaling::Linear { factor }),
+            "yarn" => Yarn::new(factor),
+            other => return Err(feature(&format!("RoPE scaling `{other}`"))),
+        };
         let or =
             |suffix, default: f64| Ok::<_, Error>(self.float(suffix)?.map_or(default, f64::from));
         // The file's factor multiplies the one that YaRN prescribes.

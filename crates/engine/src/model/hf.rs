@@ -4,12 +4,15 @@
 //! <https://github.com/huggingface/transformers/tree/main/src/transformers/models>,
 //! `configuration_*.py` of each family.
 
+mod quantisation;
+mod scaling;
+
 use super::names::Naming;
 use super::spec::{patterned_ropes, patterned_windows};
 use super::tensors::Table;
 use super::{
-    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeFactors,
-    RopeScaling, RopeSpec, RopeStyle, Shape, Yarn,
+    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeScaling, RopeSpec,
+    RopeStyle, Shape,
 };
 use crate::error::Error;
 use crate::text::{
@@ -131,8 +134,10 @@ impl Config {
             supported += " (as `model_type`)";
             return Err(ModelError::Architecture { found: found.to_owned(), supported });
         };
+        quantisation::refuse(&fields)?;
         // Models that also see keep the language model's fields apart.
         if let Some(Value::Object(text)) = fields.remove("text_config") {
+            quantisation::refuse(&text)?;
             fields = text;
         }
         Ok(Config { fields, architecture, name })
@@ -169,6 +174,7 @@ impl Config {
         let arithmetic = self.arithmetic(&shape)?;
         arithmetic.validate()?;
         let ropes = self.ropes(&shape)?;
+        ropes.iter().try_for_each(RopeSpec::validate)?;
         let layer_ropes = self.layer_ropes(&shape, ropes.len())?;
         shape.context = ropes.iter().map(|rope| stretched(rope, shape.context)).max().unwrap_or(0);
         shape.validate()?;
@@ -179,6 +185,14 @@ impl Config {
 
     fn get(&self, key: &str) -> Option<&Value> {
         self.fields.get(key).filter(|value| !value.is_null())
+    }
+
+    fn object(&self, key: &str) -> Result<Option<&Map<String, Value>>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(fields)) => Ok(Some(fields)),
+            Some(other) => Err(bad(key, other, "must be an object")),
+        }
     }
 
     fn count(&self, key: &str) -> Result<Option<usize>, ModelError> {
@@ -296,25 +310,21 @@ impl Config {
     /// The rotations: that of layers that see everything, then, where it differs,
     /// that of layers with a window.
     fn ropes(&self, shape: &Shape) -> Result<Vec<RopeSpec>, ModelError> {
-        let by_type = |kind| match self.get("rope_parameters") {
-            Some(Value::Object(parameters)) => match parameters.get(kind) {
-                Some(Value::Object(of_kind)) => Some(of_kind),
-                _ => Some(parameters),
-            },
-            _ => None,
-        };
-        let scaling = match self.get("rope_scaling") {
-            Some(Value::Object(scaling)) => Some(scaling),
-            _ => None,
-        };
-        let parameters = by_type("full_attention").or(scaling);
-        let global = self.rope(shape, parameters, "rope_theta", 10_000.0)?;
+        let of_all = self.object("rope_parameters")?;
+        let by_type = |kind| of_all.and_then(|of_all| of_all.get(kind)?.as_object());
+        let global = by_type("full_attention").or(of_all).or(self.object("rope_scaling")?);
+        let global = self.rope(shape, global, "rope_theta", 10_000.0)?;
         if self.architecture != Architecture::Gemma3 {
             return Ok(vec![global]);
         }
-        let local = by_type("sliding_attention");
-        let mut local = self.rope(shape, local, "rope_local_base_freq", 10_000.0)?;
-        // Windows never reach beyond the trained context.
+        let own = by_type("sliding_attention");
+        let mut local = self.rope(shape, own.or(of_all), "rope_local_base_freq", 10_000.0)?;
+        if own.is_some() && local.scaling != RopeScaling::None {
+            let feature = "RoPE scaling in layers with a window".to_owned();
+            return Err(ModelError::Feature { feature });
+        }
+        // What scales all layers concerns those that see everything: a window never
+        // reaches beyond the trained context.
         local.scaling = RopeScaling::None;
         Ok(vec![global, local])
     }
@@ -330,9 +340,6 @@ impl Config {
         let parameters = parameters.unwrap_or(&empty);
         let own_base = float(parameters, "rope_theta")?.map(|base| base as f32);
         let base = own_base.or(self.float(base_key)?).unwrap_or(default_base);
-        if !(base.is_finite() && base > 1.0) {
-            return Err(bad(base_key, base, "must be above 1"));
-        }
         let partial = match float(parameters, "partial_rotary_factor")? {
             Some(factor) => Some(factor),
             None => float(&self.fields, "partial_rotary_factor")?,
@@ -346,8 +353,8 @@ impl Config {
             Some(original) => Some(original),
             None => self.count("original_max_position_embeddings")?,
         };
-        let trained_context = original.unwrap_or(shape.context).max(1);
-        let (scaling, factors) = scaling(parameters, shape, trained_context)?;
+        let (scaling, factors) = scaling::read(parameters, shape.context, original)?;
+        let trained_context = original.unwrap_or(shape.context);
         let style = RopeStyle::of(self.architecture);
         Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
     }
@@ -381,70 +388,8 @@ fn stretched(rope: &RopeSpec, context: usize) -> usize {
     context.max(reached as usize)
 }
 
-/// Scaling by the fields of `rope_scaling` or `rope_parameters`.
-fn scaling(
-    parameters: &Map<String, Value>,
-    shape: &Shape,
-    trained: usize,
-) -> Result<(RopeScaling, RopeFactors), ModelError> {
-    let kind = ["rope_type", "type"].into_iter().find_map(|key| parameters.get(key)?.as_str());
-    let number = |key: &str| float(parameters, key);
-    let factor = || match number("factor")? {
-        Some(factor) if (1.0..=1024.0).contains(&factor) => Ok(factor),
-        Some(factor) => Err(bad("factor", factor, "must be from 1 to 1024")),
-        None => Err(ModelError::MissingKey { key: "rope_scaling.factor".to_owned() }),
-    };
-    let or = |key: &str, default: f64| Ok::<_, ModelError>(number(key)?.unwrap_or(default));
-    let scaling = match kind.unwrap_or("default") {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: factor()? },
-        "dynamic" => RopeScaling::Dynamic { factor: factor()? },
-        "llama3" => RopeScaling::Llama3 {
-            factor: factor()?,
-            low: or("low_freq_factor", 1.0)?,
-            high: or("high_freq_factor", 4.0)?,
-        },
-        "yarn" => {
-            let plain = Yarn::new(factor()?);
-            if parameters.get("truncate").and_then(Value::as_bool) == Some(false) {
-                let feature = "YaRN between fractions of pairs (`truncate`)".to_owned();
-                return Err(ModelError::Feature { feature });
-            }
-            let weights = (number("mscale")?, number("mscale_all_dim")?);
-            RopeScaling::Yarn(Yarn {
-                magnitude: number("attention_factor")?.or(weighted(plain.factor, weights)),
-                fast: or("beta_fast", plain.fast)?,
-                slow: or("beta_slow", plain.slow)?,
-                ..plain
-            })
-        }
-        // Phi 3's first files say "su".
-        "longrope" | "su" => {
-            let list = |key: &str| numbers(parameters, key);
-            let (short, long) = (list("short_factor")?, list("long_factor")?);
-            let factor = or("factor", shape.context as f64 / trained as f64)?;
-            let magnitude = number("attention_factor")?;
-            let scaling = RopeScaling::LongRope { factor: factor.max(1.0), magnitude };
-            return Ok((scaling, RopeFactors::ByLength { short, long }));
-        }
-        other => {
-            return Err(ModelError::Feature { feature: format!("RoPE scaling `{other}`") });
-        }
-    };
-    Ok((scaling, RopeFactors::None))
-}
-
-/// YaRN's magnitude where the file weights its logarithm (`mscale`) and divides by
-/// another one (`mscale_all_dim`).
-fn weighted(factor: f64, weights: (Option<f64>, Option<f64>)) -> Option<f64> {
-    let (Some(above), Some(below)) = weights else { return None };
-    let magnitude = |weight: f64| 0.1 * weight * factor.ln() + 1.0;
-    // The reference takes a weight of 0 for one that is not given.
-    (above != 0.0 && below != 0.0).then(|| magnitude(above) / magnitude(below))
-}
-
-fn bad(key: &str, value: impl ToString, reason: &'static str) -> ModelError {
-    ModelError::Value { key: key.to_owned(), value: value.to_string(), reason }
+fn bad(key: &str, value: impl ToString, reason: &str) -> ModelError {
+    ModelError::Value { key: key.to_owned(), value: value.to_string(), reason: reason.to_owned() }
 }
 
 fn count(fields: &Map<String, Value>, key: &str) -> Result<Option<usize>, ModelError> {
@@ -462,14 +407,6 @@ fn float(fields: &Map<String, Value>, key: &str) -> Result<Option<f64>, ModelErr
         None | Some(Value::Null) => Ok(None),
         Some(value) => value.as_f64().map(Some).ok_or_else(|| bad(key, value, "must be a number")),
     }
-}
-
-fn numbers(fields: &Map<String, Value>, key: &str) -> Result<Vec<f32>, ModelError> {
-    let list = fields.get(key).and_then(Value::as_array);
-    let list = list.ok_or_else(|| ModelError::MissingKey { key: key.to_owned() })?;
-    let number = |value: &Value| value.as_f64().map(|number| number as f32);
-    let numbers: Option<Vec<f32>> = list.iter().map(number).collect();
-    numbers.ok_or_else(|| bad(key, list.len(), "must hold numbers"))
 }
 
 #[cfg(test)]
@@ -494,30 +431,6 @@ mod tests {
         assert!(refused(r#"{"model_type": "qwen3_moe"}"#).contains("mixture of experts"));
         assert!(refused(r#"{"model_type": "bert"}"#).contains("`bert`: not supported"));
         assert!(refused("{}").contains("model_type"));
-    }
-
-    #[test]
-    fn scalings_are_read_and_unknown_ones_refused() {
-        let shape = Shape::named("mistral-7b").unwrap();
-        let read = |json: &str| {
-            scaling(&serde_json::from_str(json).unwrap(), &shape, 4096).map(|(scaling, _)| scaling)
-        };
-        assert_eq!(read("{}"), Ok(RopeScaling::None));
-        let linear = read(r#"{"type": "linear", "factor": 4}"#);
-        assert_eq!(linear, Ok(RopeScaling::Linear { factor: 4.0 }));
-        let llama3 = r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}"#;
-        assert_eq!(read(llama3), Ok(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0 }));
-        let long = r#"{"type": "su", "short_factor": [1.0], "long_factor": [2.0]}"#;
-        assert_eq!(read(long), Ok(RopeScaling::LongRope { factor: 8.0, magnitude: None }));
-        for refused in [
-            r#"{"type": "linear"}"#,
-            r#"{"type": "linear", "factor": 0}"#,
-            r#"{"type": "mrope", "factor": 2}"#,
-            r#"{"type": "yarn", "factor": 2, "truncate": false}"#,
-            r#"{"type": "longrope", "short_factor": [1.0], "long_factor": ["x"]}"#,
-        ] {
-            assert!(read(refused).is_err(), "{refused}");
-        }
     }
 
     #[test]

@@ -101,21 +101,20 @@ impl Naming {
         const VISION: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
         match self {
             Naming::Gguf => false,
-            Naming::HuggingFace { .. } => {
+            Naming::HuggingFace { prefix, .. } => {
+                // No part of a layer but its own buffers.
+                let of_layer = tensor.starts_with(&format!("{prefix}layers."));
                 tensor.ends_with(".rotary_emb.inv_freq")
-                    || VISION.iter().any(|part| tensor.contains(part))
+                    || !of_layer && VISION.iter().any(|part| tensor.contains(part))
             }
         }
     }
+}
 
-    /// What a user would call the part of a model that `tensor` belongs to, where
-    /// `architecture` has no place for it.
-    pub(super) fn feature_of(&self, tensor: &str, architecture: Architecture) -> String {
-        match FEATURES.iter().find(|(part, _)| tensor.contains(part)) {
-            Some((_, feature)) => (*feature).to_owned(),
-            None => format!("tensor `{tensor}` in a model of the {architecture} architecture"),
-        }
-    }
+/// What a user would call the part of a model that `tensor` belongs to, where that
+/// is known.
+pub(super) fn feature_of(tensor: &str) -> Option<&'static str> {
+    FEATURES.iter().find(|(part, _)| tensor.contains(part)).map(|&(_, feature)| feature)
 }
 
 fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
@@ -170,15 +169,25 @@ fn gguf_part(part: Part, layer: usize) -> String {
     format!("blk.{layer}.{suffix}")
 }
 
-/// Refuses a model of experts by its tensors' names, before anything is missed
-/// because the experts have its place.
-pub(super) fn refuse_experts<'t>(
+/// Refuses a model of experts, and weights packed by other libraries, by the
+/// tensors' names: before anything is missed because those have its place.
+pub(super) fn refuse_replaced<'t>(
     mut tensors: impl Iterator<Item = &'t str>,
 ) -> Result<(), ModelError> {
     const EXPERTS: [&str; 4] = ["_exps.", ".experts.", "block_sparse_moe", "ffn_gate_inp"];
-    match tensors.any(|tensor| EXPERTS.iter().any(|part| tensor.contains(part))) {
-        true => Err(ModelError::Feature { feature: "mixture of experts".to_owned() }),
-        false => Ok(()),
+    const PACKED: [&str; 6] =
+        [".qweight", ".weight_packed", ".weight_scale", ".weight.absmax", ".SCB", ".scales"];
+    let one_of = |parts: &[&str], tensor: &str| parts.iter().any(|part| tensor.contains(part));
+    let replaced = tensors.find(|tensor| one_of(&EXPERTS, tensor) || one_of(&PACKED, tensor));
+    match replaced {
+        None => Ok(()),
+        Some(tensor) if one_of(&EXPERTS, tensor) => {
+            Err(ModelError::Feature { feature: "mixture of experts".to_owned() })
+        }
+        Some(tensor) => {
+            let quantisation = format!("a library that stores `{tensor}`");
+            Err(ModelError::Quantised { quantisation })
+        }
     }
 }
 
@@ -198,12 +207,15 @@ pub(super) const LONG_ROPE_FACTORS: [&str; 2] =
 /// Tensors that mean the model computes something this engine does not, by a
 /// part of their name, with the words a user would use for it. Only for the
 /// words: a tensor that no part of the forward pass reads is refused anyway, and
-/// experts are by [`refuse_experts`].
-const FEATURES: [(&str, &str); 6] = [
+/// experts are by [`refuse_replaced`].
+const FEATURES: [(&str, &str); 9] = [
     ("ssm_", "state-space layers"),
     ("attn_sinks", "learned attention sinks"),
     ("attn_output.bias", "a bias of the attention output"),
-    ("ffn_up.bias", "biases of the MLP"),
-    ("_proj.bias", "biases of the attention output or the MLP"),
+    ("o_proj.bias", "a bias of the attention output"),
+    ("ffn_", "a bias or another extra of the MLP"),
+    ("mlp.", "a bias or another extra of the MLP"),
     ("norm.bias", "layer norms with a bias"),
+    ("output.bias", "a bias of the output projection"),
+    ("lm_head.bias", "a bias of the output projection"),
 ];

@@ -96,6 +96,62 @@ impl RopeScaling {
             | RopeScaling::LongRope { factor, .. } => factor,
         }
     }
+
+    /// Checks the numbers of the variant.
+    fn validate(&self) -> Result<(), ModelError> {
+        let in_range = (1.0..=MAX_FACTOR).contains(&self.factor());
+        require("factor", self.factor(), in_range, "from 1 to 1024")?;
+        let positive = |key, number| {
+            let sound = f64::is_finite(number) && number > 0.0;
+            require(key, number, sound, "a finite number above 0")
+        };
+        match *self {
+            RopeScaling::Yarn(Yarn { magnitude, fast, slow, .. }) => {
+                positive("attention_factor", magnitude.unwrap_or(1.0))?;
+                positive("beta_slow", slow)?;
+                positive("beta_fast", fast)?;
+                require("beta_fast", fast, fast > slow, &format!("above beta_slow, {slow}"))
+            }
+            RopeScaling::Llama3 { low, high, .. } => {
+                positive("low_freq_factor", low)?;
+                positive("high_freq_factor", high)?;
+                let limit = format!("above low_freq_factor, {low}");
+                require("high_freq_factor", high, high > low, &limit)
+            }
+            RopeScaling::LongRope { magnitude, .. } => {
+                positive("attention_factor", magnitude.unwrap_or(1.0))
+            }
+            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Dynamic { .. } => Ok(()),
+        }
+    }
+}
+
+/// Largest factor by which a context is stretched; published models have 32 to 64.
+const MAX_FACTOR: f64 = 1024.0;
+
+/// Refuses a number of a rotation unless it is `sound`.
+fn require(key: &str, value: impl ToString, sound: bool, limit: &str) -> Result<(), ModelError> {
+    match sound {
+        true => Ok(()),
+        false => Err(ModelError::Value {
+            key: format!("RoPE: {key}"),
+            value: value.to_string(),
+            reason: format!("must be {limit}"),
+        }),
+    }
+}
+
+/// Checks divisors of the frequencies of `pairs` rotating pairs.
+fn validate_factors(key: &str, factors: &[f32], pairs: usize) -> Result<(), ModelError> {
+    let limit = format!("one number for each of the {pairs} rotating pairs");
+    require(key, format!("{} numbers", factors.len()), factors.len() == pairs, &limit)?;
+    let positive = |factor: f32| factor.is_finite() && factor > 0.0;
+    match factors.iter().enumerate().find(|&(_, &factor)| !positive(factor)) {
+        None => Ok(()),
+        Some((index, factor)) => {
+            require(&format!("{key}[{index}]"), factor, false, "a finite number above 0")
+        }
+    }
 }
 
 impl fmt::Display for RopeScaling {
@@ -128,7 +184,7 @@ impl std::str::FromStr for RopeScaling {
         }
         let (kind, factor) = text.split_once(':').ok_or_else(bad)?;
         let factor: f64 = factor.parse().map_err(|_| bad())?;
-        if !(1.0..=1024.0).contains(&factor) {
+        if !(1.0..=MAX_FACTOR).contains(&factor) {
             return Err(bad());
         }
         match kind {
@@ -189,18 +245,41 @@ pub struct RopeFrequencies {
 }
 
 impl RopeSpec {
+    /// Checks every number that enters a rotation. Keys are named as Hugging Face's
+    /// `rope_scaling` names them.
+    ///
+    /// # Errors
+    /// [`ModelError::Value`] names the first that makes no sense, with its limit.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        require("rope_theta", self.base, self.base.is_finite() && self.base > 1.0, "above 1")?;
+        let dims = self.dims >= 2 && self.dims.is_multiple_of(2);
+        require("rotating dimensions", self.dims, dims, "an even number above 0")?;
+        let original = "original_max_position_embeddings";
+        require(original, self.trained_context, self.trained_context > 0, "at least 1")?;
+        self.scaling.validate()?;
+        let pairs = self.dims / 2;
+        match &self.factors {
+            RopeFactors::None => Ok(()),
+            RopeFactors::Always(factors) => validate_factors("rope_freqs", factors, pairs),
+            RopeFactors::ByLength { short, long } => {
+                validate_factors("short_factor", short, pairs)?;
+                validate_factors("long_factor", long, pairs)
+            }
+        }
+    }
+
     /// Computes the frequencies for a prompt of `n_tokens` tokens.
     ///
     /// # Errors
-    /// [`ModelError::Value`] when the factors have another length than `dims/2`
-    /// or one is not positive.
+    /// As [`RopeSpec::validate`].
     pub fn frequencies(&self, n_tokens: usize) -> Result<RopeFrequencies, ModelError> {
+        self.validate()?;
         let base = self.base_for(n_tokens);
         let dims = self.dims as f64;
         let mut inverse: Vec<f64> =
             (0..self.dims / 2).map(|i| base.powf(-2.0 * i as f64 / dims)).collect();
-        if let Some(factors) = self.factors_for(n_tokens) {
-            self.divide(&mut inverse, factors)?;
+        for (frequency, &factor) in inverse.iter_mut().zip(self.factors_for(n_tokens)) {
+            *frequency /= f64::from(factor);
         }
         match self.scaling {
             RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. } => {}
@@ -232,29 +311,14 @@ impl RopeSpec {
         base * (factor * stretch - (factor - 1.0)).powf(dims / (dims - 2.0))
     }
 
-    fn factors_for(&self, n_tokens: usize) -> Option<&[f32]> {
+    /// Divisors of the frequencies; empty where there are none.
+    fn factors_for(&self, n_tokens: usize) -> &[f32] {
         match &self.factors {
-            RopeFactors::None => None,
-            RopeFactors::Always(factors) => Some(factors),
-            RopeFactors::ByLength { short, long } => {
-                Some(if n_tokens > self.trained_context { long } else { short })
-            }
+            RopeFactors::None => &[],
+            RopeFactors::Always(factors) => factors,
+            RopeFactors::ByLength { long, .. } if n_tokens > self.trained_context => long,
+            RopeFactors::ByLength { short, .. } => short,
         }
-    }
-
-    fn divide(&self, inverse: &mut [f64], factors: &[f32]) -> Result<(), ModelError> {
-        let positive = |&factor: &f32| factor.is_finite() && factor > 0.0;
-        if factors.len() != inverse.len() || !factors.iter().all(positive) {
-            return Err(ModelError::Value {
-                key: "RoPE factors".to_owned(),
-                value: format!("{} numbers", factors.len()),
-                reason: "must be one positive number per rotating pair",
-            });
-        }
-        for (frequency, &factor) in inverse.iter_mut().zip(factors) {
-            *frequency /= f64::from(factor);
-        }
-        Ok(())
     }
 
     fn magnitude(&self) -> f64 {
@@ -387,6 +451,48 @@ mod tests {
         assert_eq!(long.inverse[0], 0.5);
         let magnitude = (1.0 + 4f64.ln() / 2048f64.ln()).sqrt();
         assert_eq!((short.magnitude, long.magnitude), (magnitude, magnitude));
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_named_with_their_limit() {
+        let yarn = |change: fn(&mut Yarn)| {
+            let mut yarn = Yarn::new(4.0);
+            change(&mut yarn);
+            spec(RopeScaling::Yarn(yarn))
+        };
+        let llama3 = |factor, low, high| spec(RopeScaling::Llama3 { factor, low, high });
+        let long = |short: Vec<f32>, long: Vec<f32>| RopeSpec {
+            factors: RopeFactors::ByLength { short, long },
+            ..spec(RopeScaling::LongRope { factor: 4.0, magnitude: None })
+        };
+        let plain = spec(RopeScaling::None);
+        for (spec, words) in [
+            (spec(RopeScaling::Linear { factor: 0.5 }), ["factor = 0.5", "from 1 to 1024"]),
+            (spec(RopeScaling::Dynamic { factor: f64::NAN }), ["factor = NaN", "from 1 to 1024"]),
+            (yarn(|yarn| yarn.factor = f64::INFINITY), ["factor = inf", "from 1 to 1024"]),
+            (yarn(|yarn| yarn.fast = 1.0), ["beta_fast = 1", "above beta_slow, 1"]),
+            (yarn(|yarn| yarn.slow = -1.0), ["beta_slow = -1", "above 0"]),
+            (yarn(|yarn| yarn.fast = f64::NAN), ["beta_fast = NaN", "finite"]),
+            (yarn(|yarn| yarn.magnitude = Some(0.0)), ["attention_factor = 0", "above 0"]),
+            (llama3(8.0, 4.0, 4.0), ["high_freq_factor = 4", "above low_freq_factor, 4"]),
+            (llama3(8.0, 0.0, 4.0), ["low_freq_factor = 0", "above 0"]),
+            (llama3(f64::NAN, 1.0, 4.0), ["factor = NaN", "from 1 to 1024"]),
+            (long(vec![1.0; 3], vec![1.0; 4]), ["short_factor = 3 numbers", "the 4 rotating"]),
+            (
+                long(vec![1.0; 4], vec![1.0, 1.0, f32::INFINITY, 1.0]),
+                ["long_factor[2] = inf", "finite"],
+            ),
+            (long(vec![1.0, -1.0, 1.0, 1.0], vec![1.0; 4]), ["short_factor[1] = -1", "above 0"]),
+            (RopeSpec { trained_context: 0, ..plain.clone() }, ["original_max", "at least 1"]),
+            (RopeSpec { base: 1.0, ..plain.clone() }, ["rope_theta = 1", "above 1"]),
+            (RopeSpec { dims: 0, ..plain.clone() }, ["dimensions = 0", "above 0"]),
+        ] {
+            let error = spec.validate().unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
+            assert!(spec.frequencies(1).is_err());
+        }
+        long(vec![1.0; 4], vec![1.0; 4]).validate().unwrap();
+        plain.validate().unwrap();
     }
 
     #[test]

@@ -84,8 +84,9 @@ impl Shape {
             ("vocab", self.vocab),
             ("context", self.context),
         ];
-        let bad = |key: &str, value: usize, reason| {
-            Err(ModelError::Value { key: key.to_owned(), value: value.to_string(), reason })
+        let bad = |key: &str, value: usize, reason: &str| {
+            let (key, value, reason) = (key.to_owned(), value.to_string(), reason.to_owned());
+            Err(ModelError::Value { key, value, reason })
         };
         for (key, value) in fields {
             if value == 0 {

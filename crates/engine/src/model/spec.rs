@@ -199,7 +199,7 @@ impl Arithmetic {
             Some((key, value)) => Err(ModelError::Value {
                 key: key.to_owned(),
                 value: value.to_string(),
-                reason: "must be a finite number above 0",
+                reason: "must be a finite number above 0".to_owned(),
             }),
         }
     }
@@ -230,7 +230,10 @@ impl ModelSpec {
     /// Overrides the file's RoPE scaling and stretches the context from the
     /// trained one. The override concerns the rotation of the first layer that
     /// sees the whole prompt: a window's own rotation never reaches beyond it.
-    pub(crate) fn scale_rope(&mut self, scaling: RopeScaling) {
+    ///
+    /// # Errors
+    /// A number of the scaling that makes no sense.
+    pub(crate) fn scale_rope(&mut self, scaling: RopeScaling) -> Result<(), ModelError> {
         let global = |layer: &usize| self.shape.window(*layer).is_none();
         let layer = (0..self.shape.n_layers)
             .filter(global)
@@ -242,13 +245,14 @@ impl ModelSpec {
             rope.factors = RopeFactors::None;
         }
         self.shape.context = stretched.min(u32::MAX as usize);
+        self.ropes.iter().try_for_each(RopeSpec::validate)
     }
 
     /// Frequencies of every rotation for a prompt of `n_tokens` tokens. Scalings
     /// that depend on the length are frozen at the prompt's.
     ///
     /// # Errors
-    /// [`ModelError::Value`] when a file's frequency factors do not fit.
+    /// As [`RopeSpec::validate`]; a model that was opened has passed it.
     pub fn rotations(&self, n_tokens: usize) -> Result<Rotations, ModelError> {
         let tables =
             self.ropes.iter().map(|rope| rope.frequencies(n_tokens)).collect::<Result<_, _>>()?;

@@ -1,6 +1,6 @@
 //! The tensors of a model by role, checked against its shape.
 
-use super::names::{Naming, Part};
+use super::names::{self, Naming, Part};
 use super::{Architecture, ModelError, ModelSpec, NormPlacement, QkNorm, Shape};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -197,10 +197,11 @@ impl<'a> Table<'a> {
         };
         match self.store.tensors().iter().find(unread) {
             None => Ok(()),
-            Some(tensor) => {
-                let feature = self.naming.feature_of(&tensor.name, architecture);
-                Err(ModelError::Feature { feature })
-            }
+            Some(tensor) => Err(ModelError::UnreadTensor {
+                name: tensor.name.clone(),
+                feature: names::feature_of(&tensor.name),
+                architecture,
+            }),
         }
     }
 
@@ -346,7 +347,8 @@ impl LayerTable<'_> {
 
     fn qkv(&self) -> Result<[Matrix; 3], ModelError> {
         let d_model = self.spec.shape.d_model;
-        if self.has(Part::FusedQkv) {
+        // Nobody is known to store both fused and in another order of rows.
+        if self.has(Part::FusedQkv) && self.head_rows() == HeadRows::AsStored {
             return self.table.fused(&self.name(Part::FusedQkv), self.qkv_rows(), d_model);
         }
         let [q, kv, _] = self.qkv_rows();
@@ -369,12 +371,21 @@ impl LayerTable<'_> {
 
     /// A model has all three biases or none.
     fn bias(&self) -> Result<Option<[Vector; 3]>, ModelError> {
-        if self.has(Part::FusedQkvBias) {
+        if self.has(Part::FusedQkvBias) && self.head_rows() == HeadRows::AsStored {
             let bias = self.table.fused_vector(&self.name(Part::FusedQkvBias), self.qkv_rows())?;
             return Ok(Some(bias));
         }
-        if !self.has(Part::QueryBias) {
-            return Ok(None);
+        let all = [Part::QueryBias, Part::KeyBias, Part::ValueBias];
+        match all.into_iter().find(|&part| self.has(part)) {
+            None => return Ok(None),
+            Some(part) if !all.into_iter().all(|part| self.has(part)) => {
+                return Err(ModelError::UnreadTensor {
+                    name: self.name(part),
+                    feature: Some("a bias of some, not all, of query, key and value"),
+                    architecture: self.spec.architecture,
+                });
+            }
+            Some(_) => {}
         }
         let [q, kv, _] = self.qkv_rows();
         let head_rows = self.head_rows();
