@@ -7,6 +7,7 @@ use crate::model;
 use crate::output::{JsonTarget, counted, note, print_text};
 use crate::progress::{Extent, Watch};
 use crate::prompt::read_text;
+use anyhow::Context;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -94,9 +95,10 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     let storage = &args.storage;
     let cpu = args.cpu.config(storage.precision);
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
-    let tokens = engine.tokenizer().encode_continuation(&text, Specials::AsText)?;
+    let tokenizer = engine.tokenizer().context("a text needs the tokenizer")?;
+    let tokens = tokenizer.encode_continuation(&text, Specials::AsText)?;
     drop(text);
-    let config = args.config(&engine);
+    let config = args.config(tokenizer.prompt_bos());
     let measurement = Perplexity::new(&engine, &tokens, &config)?;
     let mut report = args.report(&engine, &measurement, tokens.len())?;
     let peak = Bytes(report.planned_peak_bytes);
@@ -134,11 +136,11 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    fn config(&self, engine: &Engine<Cpu>) -> PerplexityConfig {
+    fn config(&self, bos: Option<u32>) -> PerplexityConfig {
         PerplexityConfig {
             context: self.context_size,
             stride: self.stride,
-            bos: engine.tokenizer().prompt_bos(),
+            bos,
             chunk: self.chunk,
             kv: self.storage.kv(),
             bridge: self.storage.bridge(),

@@ -30,6 +30,8 @@ pub struct PromptFlags {
     #[arg(long, value_name = "TEXT", group = "source")]
     pub prompt: Option<String>,
     /// Token ids, comma-separated, or @FILE with ids; nothing is added to them
+    ///
+    /// The answer is ids too where the model's tokenizer is missing or not supported.
     #[arg(long, value_name = "IDS|@FILE", group = "source")]
     pub prompt_ids: Option<String>,
     /// A question asked after the document, from which it is separated by an empty line
@@ -181,7 +183,7 @@ impl PromptFlags {
         document: &str,
         room: usize,
     ) -> anyhow::Result<(Vec<u32>, usize)> {
-        let tokenizer = engine.tokenizer();
+        let tokenizer = engine.tokenizer()?;
         let specials = match self.uses_chat(engine)? {
             true => Specials::AsText,
             false => RAW_SPECIALS,
@@ -213,7 +215,7 @@ impl PromptFlags {
             Some(question) => format!("{document}\n\n{question}"),
             None => document.to_owned(),
         };
-        let tokenizer = engine.tokenizer();
+        let tokenizer = engine.tokenizer().context("a prompt of text needs the tokenizer")?;
         let mut ids = match self.uses_chat(engine)? {
             false => tokenizer.encode(&text, RAW_SPECIALS)?,
             true => {

@@ -104,6 +104,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
     let config = args.run.config();
     let named = args.prompts(sources, &engine)?;
+    args.check_text(&engine)?;
     let prompts: Vec<&[u32]> = named.iter().map(|named| named.prompt.ids.as_slice()).collect();
     let model = args.model.to_string_lossy();
     let request = Request {
@@ -162,6 +163,19 @@ impl Args {
             json.check(&inputs)?;
         }
         self.dump_retained.as_deref().map_or(Ok(()), |path| check_output(path, &inputs))
+    }
+
+    /// Says that the answer will be token ids where the model's text cannot be read.
+    ///
+    /// # Errors
+    /// Stop strings, which need text.
+    fn check_text(&self, engine: &Engine<Cpu>) -> anyhow::Result<()> {
+        let Err(error) = engine.tokenizer() else { return Ok(()) };
+        if !self.sample.stop.is_empty() {
+            return Err(error).context("--stop looks for text in the answer");
+        }
+        note(&format!("the answer is token ids, up to --max-tokens of them: {error}\n"));
+        Ok(())
     }
 
     /// The prompts as token ids. Says where one was cut.
@@ -243,7 +257,10 @@ impl Args {
         };
         let Prompt { ids, tail, .. } = &named.prompt;
         if let (Some(window), Some(tail)) = (answer.window, *tail) {
-            text += &window_line(reading.engine.tokenizer(), ids, window, tail);
+            // A prompt that has a tail was text.
+            if let Ok(tokenizer) = reading.engine.tokenizer() {
+                text += &window_line(tokenizer, ids, window, tail);
+            }
         }
         text
     }
@@ -404,7 +421,7 @@ impl<'r> Request<'r> {
 
 impl Reading<'_, '_> {
     /// Generates the answer to the next prompt and lets go of its cache; `each` gets
-    /// the text as it comes. `None` after the last.
+    /// the text as it comes, or the ids where the model's text cannot be read. `None` after the last.
     ///
     /// # Errors
     /// Whatever stops the run.
@@ -442,6 +459,7 @@ impl Reading<'_, '_> {
         each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut answer = session.generate(self.request.settings(self.interrupt))?;
+        let has_text = self.engine.tokenizer().is_ok();
         let mut first: Option<Instant> = None;
         for piece in answer.by_ref() {
             let piece = piece?;
@@ -454,7 +472,10 @@ impl Reading<'_, '_> {
             if let Some(all) = &mut facts.logprobs {
                 all.extend(piece.logprobs);
             }
-            each(&piece.text)?;
+            match piece.token {
+                Some(id) if !has_text => each(&format!("{id} "))?,
+                _ => each(&piece.text)?,
+            }
         }
         facts.decode_s = first.map_or(0.0, |first| first.elapsed().as_secs_f64());
         facts.finish_reason = answer.finish_reason().map_or("length", FinishReason::name);

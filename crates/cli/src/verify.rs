@@ -8,7 +8,7 @@ use crate::model;
 use crate::output::{JsonTarget, Printer, counted};
 use crate::progress::{Extent, Watch};
 use crate::prompt::read_file;
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -35,7 +35,7 @@ pub struct Args {
     /// S, tokens of the prompt [default: 600, or the model's context if that is shorter]
     #[arg(long, value_name = "S", value_parser = positive)]
     tokens: Option<NonZeroUsize>,
-    /// Read the prompt from a file, of which the first S tokens are taken [default: a made-up text]
+    /// Read the prompt from a file, of which the first S tokens are taken [default: a made-up text, or ids where the model's text cannot be read]
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// Chunk sizes to check [default: 64, 512, S-1, S, S+1]
@@ -125,12 +125,18 @@ impl Args {
             n_tokens <= context,
             "--tokens {n_tokens} is more than the model's context of {context} tokens"
         );
-        let text = match &self.prompt_file {
-            Some(path) => read_file(path)?,
+        let tokenizer = engine.tokenizer();
+        let text = match (&self.prompt_file, &tokenizer) {
+            (Some(path), _) => read_file(path)?,
             // A sentence has at least eight words, and a word is at least a token.
-            None => prose(0, n_tokens.div_ceil(8)),
+            (None, Ok(_)) => prose(0, n_tokens.div_ceil(8)),
+            // Without text, ids far apart do as well.
+            (None, Err(_)) => {
+                let vocab = engine.model().spec.shape.vocab;
+                return Ok((0..n_tokens).map(|n| (n * 7919 % vocab) as u32).collect());
+            }
         };
-        let mut tokens = engine.tokenizer().encode(&text, Specials::AsText)?;
+        let mut tokens = tokenizer.context("--prompt-file")?.encode(&text, Specials::AsText)?;
         tokens.truncate(n_tokens);
         Ok(tokens)
     }

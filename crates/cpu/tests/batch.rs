@@ -180,7 +180,7 @@ fn smollm2_reads_and_answers_three_prompts_as_if_each_were_alone() {
     let engine = engine(&models::path("smollm2-135m"), 2, None);
     let config = RunConfig { budget: 64, max_new_tokens: 12, ..RunConfig::default() };
     let texts = ["The capital of France is", "Once upon a time", "Water is made of"];
-    let tokenizer = engine.tokenizer();
+    let tokenizer = engine.tokenizer().unwrap();
     let specials = tidekv::text::Specials::AsText;
     let prompts: Vec<Vec<u32>> = (1..)
         .zip(texts)

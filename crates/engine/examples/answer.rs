@@ -28,7 +28,7 @@ pub fn answer(
     // The document cannot act as a marker of the template, whatever it contains.
     let message = Message::new("user", format!("{document}\n\n{question}"));
     let chat = engine.chat_template()?.render(&[message], &ChatOptions::default())?;
-    let prompt = engine.tokenizer().encode_chat(&chat)?;
+    let prompt = engine.tokenizer()?.encode_chat(&chat)?;
 
     // Of each layer 1,024 positions are kept, whatever the document's length.
     let config = RunConfig { budget: 1024, max_new_tokens: 200, ..RunConfig::default() };

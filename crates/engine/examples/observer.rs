@@ -66,7 +66,7 @@ pub fn timeline(
     (deadline, out): (Duration, &mut dyn Write),
 ) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(Model::open(model, None)?, Cpu::new(CpuConfig::default())?)?;
-    let prompt = engine.tokenizer().encode(document, Specials::AsText)?;
+    let prompt = engine.tokenizer()?.encode(document, Specials::AsText)?;
     let now = Instant::now();
     let mut timeline = Timeline { out, started: now, deadline, step_began: now, written: Ok(()) };
     let read = engine.prefill(&prompt, &RunConfig::default(), &mut timeline);

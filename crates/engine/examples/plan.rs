@@ -63,7 +63,7 @@ pub fn fit(
     (limit, out): (u64, &mut dyn Write),
 ) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(Model::open(model, None)?, Cpu::new(CpuConfig::default())?)?;
-    let prompt = engine.tokenizer().encode(document, Specials::AsText)?;
+    let prompt = engine.tokenizer()?.encode(document, Specials::AsText)?;
     writeln!(out, "{} tokens, limit {}", prompt.len(), Bytes(limit))?;
     let config = choose(&engine, prompt.len(), (limit, out))?;
 

@@ -51,7 +51,7 @@ impl LayerScorer for SmallNorm {
 /// Writes, layer by layer, how many positions both selectors keep.
 pub fn compare(model: &Path, document: &str, out: &mut dyn Write) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(Model::open(model, None)?, Cpu::new(CpuConfig::default())?)?;
-    let prompt = engine.tokenizer().encode(document, Specials::AsText)?;
+    let prompt = engine.tokenizer()?.encode(document, Specials::AsText)?;
     // The first 4 tokens and the last 32 are kept whatever their scores, as SnapKV
     // keeps its window.
     let own = Selector { sinks: 4, recent: 32, ..Selector::new(Scorer::custom(SmallNorm)) };

@@ -13,7 +13,7 @@ use crate::prefill::{Device, Prefilled, prefill, workspace};
 use crate::session::{Batch, Session};
 use crate::text::{ChatTemplate, Tokenizer};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A model file, opened and described, not yet on a device.
 ///
@@ -62,7 +62,7 @@ impl Model {
     /// The tokenizer of the file's vocabulary.
     ///
     /// # Errors
-    /// An unknown or faulty vocabulary.
+    /// An unknown, faulty or missing vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
         self.file.tokenizer()
     }
@@ -73,18 +73,18 @@ pub struct Engine<B: Backend> {
     backend: B,
     weights: B::Weights,
     model: Model,
-    tokenizer: Tokenizer,
+    /// Read when text is first asked for: token ids need none.
+    tokenizer: OnceLock<Tokenizer>,
 }
 
 impl<B: Backend> Engine<B> {
     /// Puts a model on a device.
     ///
     /// # Errors
-    /// What the backend or the tokenizer cannot work with.
+    /// What the backend cannot work with.
     pub fn new(model: Model, backend: B) -> Result<Self, Error> {
-        let tokenizer = model.tokenizer()?;
         let weights = backend.upload(&model.spec, &model.file)?;
-        Ok(Engine { backend, weights, model, tokenizer })
+        Ok(Engine { backend, weights, model, tokenizer: OnceLock::new() })
     }
 
     /// The backend.
@@ -97,17 +97,26 @@ impl<B: Backend> Engine<B> {
         &self.model
     }
 
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+    /// The tokenizer, which is read on the first call. A model without one that the
+    /// engine can read still reads and answers token ids.
+    ///
+    /// # Errors
+    /// As [`Model::tokenizer`].
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        if let Some(tokenizer) = self.tokenizer.get() {
+            return Ok(tokenizer);
+        }
+        let tokenizer = self.model.tokenizer()?;
+        Ok(self.tokenizer.get_or_init(|| tokenizer))
     }
 
     /// The chat template of the file.
     ///
     /// # Errors
-    /// A file without one, or with one that is not a template.
+    /// A file without one, or with one that is not a template, or without a
+    /// tokenizer.
     pub fn chat_template(&self) -> Result<ChatTemplate, Error> {
-        Ok(self.tokenizer.chat_template()?)
+        Ok(self.tokenizer()?.chat_template()?)
     }
 
     /// Memory of a run of a prompt of `n_tokens` tokens.

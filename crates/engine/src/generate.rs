@@ -100,7 +100,8 @@ impl GenerateConfig {
 pub struct Piece {
     /// The token; `None` for text held back until the end.
     pub token: Option<u32>,
-    /// Complete characters; may be empty.
+    /// Complete characters; may be empty, and is where the model's text cannot be
+    /// read.
     pub text: String,
     /// How likely the token was, where [`GenerateConfig::logprobs`] asks for it.
     pub logprobs: Option<Logprobs>,
@@ -111,8 +112,9 @@ pub struct Piece {
 pub struct Generate<'s, 'e, B: Backend> {
     session: &'s mut Session<'e, B>,
     sampler: Sampler,
-    // Taken when the answer ends and the held-back text is flushed.
-    text: Option<(DetokenizeStream<'e>, StopMatcher)>,
+    // Taken when the answer ends and the held-back text is flushed. No stream where
+    // the model's text cannot be read.
+    text: Option<(Option<DetokenizeStream<'e>>, StopMatcher)>,
     cancel: Arc<AtomicBool>,
     logprobs: Option<usize>,
     generated: usize,
@@ -130,11 +132,21 @@ impl<'e, B: Backend> Session<'e, B> {
     /// not fed its last token; [`Session::feed`] it before another answer is to
     /// follow.
     ///
+    /// Where the model has no tokenizer that the engine can read ([`Engine::tokenizer`]),
+    /// pieces have ids and no text, and no token ends the answer.
+    ///
     /// # Errors
-    /// As [`GenerateConfig::validate`], and for a stop string that is empty.
+    /// As [`GenerateConfig::validate`], for a stop string that is empty, and for stop
+    /// strings where there is no text.
+    ///
+    /// [`Engine::tokenizer`]: crate::Engine::tokenizer
     pub fn generate(&mut self, config: GenerateConfig) -> Result<Generate<'_, 'e, B>, Error> {
         config.validate(self.engine().model().spec.shape.vocab)?;
-        let stream = self.engine().tokenizer().detokenize_stream();
+        let stream = match self.engine().tokenizer() {
+            Ok(tokenizer) => Some(tokenizer.detokenize_stream()),
+            Err(error) if !config.stop.is_empty() => return Err(error),
+            Err(_) => None,
+        };
         let stops = StopMatcher::new(config.stop)?;
         let mut sampler = Sampler::new(config.sample)?;
         sampler.read(self.prompt());
@@ -164,6 +176,11 @@ impl<B: Backend> Generate<'_, '_, B> {
         self.finish
     }
 
+    /// Whether tokens become text.
+    fn has_text(&self) -> bool {
+        self.text.as_ref().is_some_and(|(stream, _)| stream.is_some())
+    }
+
     /// The next token, or the reason why there is none.
     fn next_token(&mut self) -> Result<Result<Drawn, FinishReason>, Error> {
         if self.cancel.load(Ordering::Relaxed) {
@@ -182,7 +199,7 @@ impl<B: Backend> Generate<'_, '_, B> {
         }
         let logits = self.session.logits();
         let token = self.sampler.draw(&logits)?;
-        if self.session.engine().tokenizer().is_eos(token) {
+        if self.has_text() && self.session.engine().tokenizer()?.is_eos(token) {
             return Ok(Err(FinishReason::Stop));
         }
         self.sampler.accept(token);
@@ -201,7 +218,10 @@ impl<B: Backend> Generate<'_, '_, B> {
             Err(reason) => return Ok(self.end(reason)),
         };
         let Some((stream, stops)) = &mut self.text else { return Ok(None) };
-        let decoded = stream.push(token)?.unwrap_or_default();
+        let decoded = match stream {
+            Some(stream) => stream.push(token)?.unwrap_or_default(),
+            None => String::new(),
+        };
         match stops.push(&decoded) {
             StopStep::Continue(text) => Ok(Some(Piece { token: Some(token), text, logprobs })),
             StopStep::Stopped(text) => {
@@ -216,7 +236,7 @@ impl<B: Backend> Generate<'_, '_, B> {
     fn end(&mut self, reason: FinishReason) -> Option<Piece> {
         self.finish = Some(reason);
         let (stream, mut stops) = self.text.take()?;
-        let rest = stream.finish().unwrap_or_default();
+        let rest = stream.and_then(DetokenizeStream::finish).unwrap_or_default();
         let text = match stops.push(&rest) {
             StopStep::Continue(text) => text + &stops.finish(),
             StopStep::Stopped(text) => text,

@@ -29,7 +29,7 @@
 //! let model = Model::open(&path, None)?;
 //! let engine = Engine::new(model, Cpu::new(CpuConfig::default())?)?;
 //! let text = "The tide comes in twice a day. ".repeat(20);
-//! let prompt = engine.tokenizer().encode(&text, Specials::AsText)?;
+//! let prompt = engine.tokenizer()?.encode(&text, Specials::AsText)?;
 //!
 //! // What decides result and memory is a value, and the plan follows from it.
 //! let config = RunConfig { budget: 100, max_new_tokens: 8, ..RunConfig::default() };

@@ -188,8 +188,8 @@ impl AddAssign for Likelihood {
 /// use tidekv::perplexity::{Likelihood, Perplexity, PerplexityConfig};
 /// use tidekv::text::Specials;
 ///
-/// let tokens = engine.tokenizer().encode_continuation(text, Specials::AsText)?;
-/// let bos = engine.tokenizer().prompt_bos();
+/// let tokens = engine.tokenizer()?.encode_continuation(text, Specials::AsText)?;
+/// let bos = engine.tokenizer()?.prompt_bos();
 /// let config = PerplexityConfig { bos, ..PerplexityConfig::default() };
 /// let measurement = Perplexity::new(engine, &tokens, &config)?;
 /// let mut total = Likelihood::default();

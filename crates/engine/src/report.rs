@@ -118,12 +118,14 @@ pub struct LogprobReport {
 }
 
 impl LogprobReport {
-    /// The figures with the tokens' texts.
-    pub fn new(logprobs: &Logprobs, tokenizer: &Tokenizer) -> Self {
+    /// The figures with the tokens' texts, which are empty without a tokenizer.
+    pub fn new(logprobs: &Logprobs, tokenizer: Option<&Tokenizer>) -> Self {
         let token = |of: &TokenLogprob| TokenReport {
             id: of.token,
             // A model may have more rows than its vocabulary has tokens.
-            text: tokenizer.decode(&[of.token]).unwrap_or_default(),
+            text: tokenizer
+                .and_then(|tokenizer| tokenizer.decode(&[of.token]).ok())
+                .unwrap_or_default(),
             logprob: of.logprob,
         };
         LogprobReport {
@@ -267,7 +269,7 @@ impl RunReport {
         let n_tokens = session.prompt().len();
         let generated = facts.output_token_ids.len();
         let fed = generated.saturating_sub(1) as f64;
-        let tokenizer = session.engine().tokenizer();
+        let tokenizer = session.engine().tokenizer().ok();
         let with_text = |logprobs: &Logprobs| LogprobReport::new(logprobs, tokenizer);
         let of_answer = |all: &Vec<Logprobs>| all.iter().map(with_text).collect();
         let of_prompt = |all: &Vec<Logprobs>| {

@@ -109,7 +109,7 @@ fn the_plan_chooses_the_largest_chunk_that_fits_and_is_kept() {
     let (_dir, path) = tiny();
     let cpu = Cpu::new(CpuConfig::default()).unwrap();
     let engine = Engine::new(Model::open(&path, None).unwrap(), cpu).unwrap();
-    let n_tokens = engine.tokenizer().encode(&document(), Specials::AsText).unwrap().len();
+    let n_tokens = engine.tokenizer().unwrap().encode(&document(), Specials::AsText).unwrap().len();
     assert!(n_tokens > 512, "{n_tokens}");
     let chunk = NonZeroUsize::new(256).unwrap();
     let schedule = ScheduleKind::Tide.with_chunk(chunk);

@@ -88,11 +88,14 @@ impl Args {
             Ok(engine) => {
                 report.supported = true;
                 report.fit = Some(self.fit(&engine));
-                let read = || TokenizerReport::read_by_engine(engine.tokenizer());
-                report.tokenizer.get_or_insert_with(read);
-                match engine.chat_template() {
-                    Ok(_) | Err(Error::Text(TextError::NoChatTemplate)) => {}
-                    Err(error) => report.problems.push(format!("{error}; --raw does without it")),
+                match engine.tokenizer() {
+                    Ok(tokenizer) => {
+                        report.text_supported = true;
+                        let read = || TokenizerReport::read_by_engine(tokenizer);
+                        report.tokenizer.get_or_insert_with(read);
+                        report.problems.extend(template_problem(tokenizer));
+                    }
+                    Err(error) => report.problems.push(error.to_string()),
                 }
             }
             Err(error) => {
@@ -110,6 +113,14 @@ impl Args {
         let config = RunConfig { memory_limit: limit, ..RunConfig::default() };
         let largest = engine.largest_prompt(&config, limit.unwrap_or(u64::MAX));
         Fit { largest_prompt_tokens: largest, limit_bytes: limit }
+    }
+}
+
+/// What keeps the chat template from being used.
+fn template_problem(tokenizer: &Tokenizer) -> Option<String> {
+    match tokenizer.chat_template() {
+        Ok(_) | Err(TextError::NoChatTemplate) => None,
+        Err(error) => Some(format!("{error}; --raw does without it")),
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Report {
     pub tokenizer: Option<TokenizerReport>,
     /// Whether the engine runs the model.
     pub supported: bool,
+    /// Whether it reads and writes text; a model that does not takes token ids.
+    pub text_supported: bool,
     /// What is missing, or wrong with the file.
     pub problems: Vec<String>,
     /// What it runs in, if it is supported.
@@ -152,6 +154,7 @@ impl Report {
             tensors: None,
             tokenizer: tokenizer(contents),
             supported: false,
+            text_supported: false,
             problems: Vec::new(),
             fit: None,
         }
@@ -241,7 +244,12 @@ impl Report {
     }
 
     fn verdict(&self) -> Vec<(&'static str, String)> {
-        let mut lines = vec![("supported", if self.supported { "yes" } else { "no" }.to_owned())];
+        let supported = match (self.supported, self.text_supported) {
+            (false, _) => "no",
+            (true, false) => "for token ids alone (--prompt-ids)",
+            (true, true) => "yes",
+        };
+        let mut lines = vec![("supported", supported.to_owned())];
         lines.extend(self.problems.iter().map(|problem| ("problem", printable(problem))));
         if let Some(fit) = &self.fit {
             let limit = match fit.limit_bytes {

@@ -10,5 +10,6 @@ mod bench;
 mod completions;
 mod hugging_face;
 mod inspect;
+mod no_tokenizer;
 mod offline;
 mod perplexity;

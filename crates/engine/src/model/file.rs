@@ -5,8 +5,8 @@ use super::names::{self, Naming};
 use super::tensors::Table;
 use super::{ModelSpec, Tensors, gguf, hf};
 use crate::error::Error;
-use crate::text::{HfTokenizerFiles, Tokenizer, VocabSource};
-use std::path::Path;
+use crate::text::{Tokenizer, VocabSource};
+use std::path::{Path, PathBuf};
 use tidekv_format::{GgufModel, Metadata, SafetensorsModel, TensorStore};
 
 /// What stands beside the tensors.
@@ -14,8 +14,8 @@ use tidekv_format::{GgufModel, Metadata, SafetensorsModel, TensorStore};
 pub enum Beside {
     /// The metadata of a GGUF file.
     Gguf(Metadata),
-    /// The tokenizer files of a Hugging Face directory.
-    HuggingFace(HfTokenizerFiles),
+    /// The directory of a Hugging Face model, with its tokenizer files.
+    HuggingFace(PathBuf),
 }
 
 /// An opened model.
@@ -60,18 +60,18 @@ impl ModelFile {
         let table = Table::new(&store, config.naming(&store)?);
         let spec = config.describe(&table)?;
         let tensors = table.tensors(&spec)?;
-        let beside = Beside::HuggingFace(hf::tokenizer_files(directory)?);
+        let beside = Beside::HuggingFace(directory.to_owned());
         Ok((spec, ModelFile { tensors, beside, store }))
     }
 
     /// The tokenizer of the model.
     ///
     /// # Errors
-    /// An unknown or faulty vocabulary.
+    /// An unknown, faulty or missing vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
         Ok(match &self.beside {
             Beside::Gguf(metadata) => Tokenizer::new(VocabSource::from_metadata(metadata)?)?,
-            Beside::HuggingFace(files) => Tokenizer::from_hf(files)?,
+            Beside::HuggingFace(directory) => Tokenizer::from_hf(&hf::tokenizer_files(directory)?)?,
         })
     }
 

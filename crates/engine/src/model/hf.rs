@@ -64,10 +64,15 @@ fn read(directory: &Path, name: &str, limit: usize) -> Result<Option<Vec<u8>>, M
     Ok(Some(bytes))
 }
 
-fn required(directory: &Path, name: &str, limit: usize) -> Result<Vec<u8>, ModelError> {
+fn required(
+    directory: &Path,
+    name: &str,
+    limit: usize,
+    remedy: &str,
+) -> Result<Vec<u8>, ModelError> {
     read(directory, name, limit)?.ok_or_else(|| ModelError::File {
         path: directory.join(name),
-        reason: "it is missing; a model directory needs it beside the safetensors files".to_owned(),
+        reason: format!("it is missing; {remedy}"),
     })
 }
 
@@ -75,7 +80,12 @@ fn required(directory: &Path, name: &str, limit: usize) -> Result<Vec<u8>, Model
 pub(super) fn tokenizer_files(directory: &Path) -> Result<HfTokenizerFiles, Error> {
     let config = |name| read(directory, name, MAX_CONFIG_BYTES);
     Ok(HfTokenizerFiles {
-        tokenizer_json: required(directory, "tokenizer.json", MAX_TOKENIZER_JSON_BYTES)?,
+        tokenizer_json: required(
+            directory,
+            "tokenizer.json",
+            MAX_TOKENIZER_JSON_BYTES,
+            "fetch it from where the model comes from, or pass token ids instead of text",
+        )?,
         tokenizer_config: config("tokenizer_config.json")?,
         generation_config: config("generation_config.json")?,
         special_tokens_map: config("special_tokens_map.json")?,
@@ -113,7 +123,8 @@ impl Config {
     /// A missing or faulty file, or a family that is not supported.
     pub(super) fn read(directory: &Path) -> Result<Config, Error> {
         const NAME: &str = "config.json";
-        let bytes = required(directory, NAME, MAX_CONFIG_BYTES)?;
+        let remedy = "a model directory needs it beside the safetensors files";
+        let bytes = required(directory, NAME, MAX_CONFIG_BYTES, remedy)?;
         let path = directory.join(NAME);
         let fields: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| ModelError::File { path, reason: error.to_string() })?;
