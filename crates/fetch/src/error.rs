@@ -54,6 +54,20 @@ pub enum Error {
         /// What is not there.
         missing: String,
     },
+    /// A file in the cache is not the one that was published, and nothing may be asked for it.
+    #[error(
+        "{path} is damaged: {how}. Fetching {model} again is switched off (--offline, TIDEKV_OFFLINE \
+         or HF_HUB_OFFLINE): use `tidekv pull {model}` where there is a network, which replaces the \
+         file, or put a sound copy in its place"
+    )]
+    Damaged {
+        /// The reference asked for.
+        model: String,
+        /// The file.
+        path: PathBuf,
+        /// What it has and what it should have.
+        how: String,
+    },
     /// The package registry was not asked.
     #[error("{reason}")]
     Registry {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tidekv_format::NumberedName;
+
 use crate::reference::is_relative_path;
 
 /// Configuration and tokenizer of a directory of safetensors, those it must have
@@ -18,7 +20,7 @@ const BESIDE: [&str; 6] = [
 const NEEDED: usize = 2;
 
 /// Most parts that a name may speak of: beyond it somebody plays with the cache.
-const MAX_PARTS: usize = 1000;
+const MAX_PARTS: u64 = 1000;
 
 /// Files that belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,10 +35,7 @@ impl Selection {
     /// The files that are meant by the name of one: all parts of a split model.
     pub(crate) fn of_file(file: &str) -> Selection {
         let files = match part_of(file) {
-            Some((stem, n_parts, extension)) => {
-                let part = |i| format!("{stem}-{i:05}-of-{n_parts:05}.{extension}");
-                (1..=n_parts).map(part).collect()
-            }
+            Some(part) => (1..=part.count).map(|number| name_of(&part, number)).collect(),
             None => vec![file.to_owned()],
         };
         Selection { entry: files.first().cloned(), files }
@@ -51,7 +50,7 @@ impl Selection {
     pub(crate) fn of_repository(files: &[&str], what: &str) -> Result<Selection, String> {
         let is_gguf = |file: &&&str| file.to_ascii_lowercase().ends_with(".gguf");
         // Of a split model the first part stands for all.
-        let first = |file: &&&str| part_of(file).is_none() || file.contains("-00001-of-");
+        let first = |file: &&&str| part_of(file).is_none_or(|part| part.number == 1);
         let models: Vec<&str> = files.iter().filter(is_gguf).filter(first).copied().collect();
         let q4_k_m = |file: &&&str| file.to_ascii_lowercase().contains("q4_k_m");
         let recommended: Vec<&str> = models.iter().filter(q4_k_m).copied().collect();
@@ -115,20 +114,18 @@ fn is_safetensors_at_top(file: &&str) -> bool {
     file.ends_with(".safetensors") && !file.contains('/')
 }
 
-/// `x/m-00001-of-00003.gguf` as `x/m`, 3 and `gguf`.
-fn part_of(file: &str) -> Option<(&str, usize, &str)> {
-    let (stem, extension) = file.rsplit_once('.')?;
-    let mut pieces = stem.rsplitn(4, '-');
-    let number = |digits: &str| {
-        let sound = digits.len() == 5 && digits.bytes().all(|c| c.is_ascii_digit());
-        sound.then(|| digits.parse::<usize>().ok()).flatten()
-    };
-    let n_parts = number(pieces.next()?)?;
-    let of = pieces.next()?;
-    let part = number(pieces.next()?)?;
-    let stem = pieces.next()?;
-    let sound = of == "of" && (1..=n_parts).contains(&part) && n_parts <= MAX_PARTS;
-    sound.then_some((stem, n_parts, extension))
+/// The name of a part of a split model, of as many parts as one may have.
+fn part_of(file: &str) -> Option<NumberedName<'_>> {
+    let ending = &file[file.rfind('.')?..];
+    let part = NumberedName::of(Path::new(file), ending)?;
+    let sound = part.count <= MAX_PARTS && (1..=part.count).contains(&part.number);
+    sound.then_some(part)
+}
+
+/// Another part's path in the repository, where names are divided by `/`.
+fn name_of(part: &NumberedName<'_>, number: u64) -> String {
+    let path = part.sibling(number);
+    path.components().map(|name| name.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
 /// Up to ten names in one line.
@@ -186,11 +183,16 @@ mod tests {
         let selection = Selection::of_file("x/m-q8-00002-of-00003.gguf");
         assert_eq!(selection.entry.as_deref(), Some("x/m-q8-00001-of-00003.gguf"));
         assert_eq!(selection.files.len(), 3);
+        // As the opener reads them: `tidekv_format` has the rule.
+        let odd = Selection::of_file("x/y/m-00017-of-000163.safetensors");
+        assert_eq!(odd.files.len(), 163);
+        assert_eq!(odd.files[1], "x/y/m-00002-of-000163.safetensors");
+        assert_eq!(Selection::of_file("m-1-of-2.gguf").files, ["m-1-of-2.gguf", "m-2-of-2.gguf"]);
         for file in [
             "m.gguf",
             "m-00001.gguf",
             "of-00003.gguf",
-            "m-1-of-3.gguf",
+            "m-00000-of-00003.gguf",
             "-of-é.gguf",
             "m-00004-of-00003.gguf",
             "m-00001-of-99999.gguf",

@@ -89,10 +89,14 @@ impl Store {
         look: Look,
         progress: &mut dyn Progress,
     ) -> Result<Pulled> {
-        if let Cached::Sound(found) = self.known_in_cache(model, look, progress)? {
-            return Ok(found);
-        }
+        let cached = match self.known_in_cache(model, look, progress)? {
+            Cached::Sound(found) => return Ok(found),
+            other => other,
+        };
         if self.sources.are_off() {
+            if let Cached::Differs { path, how } = cached {
+                return Err(Error::Damaged { model: model.alias.to_owned(), path, how });
+            }
             let missing = format!("it would be at {}", self.place_of(model).display());
             return Err(Error::Offline { model: model.alias.to_owned(), missing });
         }

@@ -188,7 +188,7 @@ fn a_file_is_chosen_fetched_and_found_again_without_the_hub() {
     let other = ModelRef::parse("hf:org/repo:m-Q8_0.gguf").unwrap();
     assert_eq!(store.locate(&other).unwrap(), None);
     let text = store.pull(&other, &mut Silent).unwrap_err().to_string();
-    let missing = format!("m-Q8_0.gguf is not at {}", place.display());
+    let missing = format!("m-Q8_0.gguf is not, or not wholly, at {}", place.display());
     assert!(text.contains("switched off") && text.contains(&missing), "{text}");
     let never = ModelRef::parse("hf:org/repo@v1.0").unwrap();
     let text = store.pull_verified(&never, &mut Silent).unwrap_err().to_string();
@@ -226,7 +226,7 @@ fn safetensors_come_as_a_directory_with_all_that_belongs_to_them() {
     // A file that is gone is fetched, and no other.
     fs::remove_file(pulled.path.join("model-00001-of-00002.safetensors.sha256")).unwrap();
     let text = store.pull(&wanted, &mut Silent).unwrap_err().to_string();
-    assert!(text.contains("model-00001-of-00002.safetensors is not at"), "{text}");
+    assert!(text.contains("model-00001-of-00002.safetensors is not, or not wholly, at"), "{text}");
     hub.state.ranges.lock().unwrap().clear();
     assert_eq!(pull(&hub, &dir, "hf:org/repo@refs/pr/1").unwrap().source, Source::Hub);
     assert_eq!(*hub.state.ranges.lock().unwrap(), [(0, 900)]);
@@ -309,6 +309,33 @@ fn a_damaged_file_is_fetched_again_by_a_verified_pull() {
     assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().source, Source::Cache);
     assert_eq!(verify().source, Source::Hub);
     assert_eq!(fs::read(&path).unwrap(), model);
+}
+
+#[test]
+fn without_a_hub_a_damaged_file_is_told_from_a_missing_one() {
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("tokenizer.json", b"{}"), ("model.safetensors", b"weights")];
+    let hub = Hub::serving(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let place = pull(&hub, &dir, "hf:org/repo").unwrap().path;
+    let wanted = ModelRef::parse("hf:org/repo").unwrap();
+    let offline = || {
+        let store = Store::new(dir.path(), Sources::offline());
+        store.pull(&wanted, &mut Silent).unwrap_err().to_string()
+    };
+    fs::write(place.join("model.safetensors"), b"rubbish").unwrap();
+    let text = offline();
+    let (expected, actual) = (hex(b"weights"), hex(b"rubbish"));
+    for word in ["model.safetensors is damaged", &expected, &actual, "tidekv pull hf:org/repo"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    fs::remove_file(place.join("model.safetensors")).unwrap();
+    let text = offline();
+    let missing = format!("model.safetensors is not, or not wholly, at {}", place.display());
+    assert!(text.contains(&missing) && !text.contains("damaged"), "{text}");
+    fs::remove_file(place.join("tokenizer.json.sha256")).unwrap();
+    let text = offline();
+    assert!(text.contains("tokenizer.json, model.safetensors are not, or not wholly"), "{text}");
 }
 
 #[test]

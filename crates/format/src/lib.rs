@@ -36,6 +36,7 @@ pub use error::{CutOff, FormatError, LayoutFault, Limit, ShardFault, SplitFault,
 pub use gguf::{Array, GgufFile, GgufHeader, GgufModel, Metadata, Value, parse_header};
 pub use layout::TensorInfo;
 pub use looks_like::LooksLike;
+pub use numbered::NumberedName;
 pub use safetensors::{
     SafetensorsHeader, SafetensorsModel, ShardIndex, parse_safetensors_header, parse_shard_index,
 };

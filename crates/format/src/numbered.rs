@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 /// A path whose file name ends in `-NUMBER-of-COUNT` and an ending. Writers agree on five digits, with
 /// exceptions (`model-00001-of-000163.safetensors`), so the digits are kept as they were found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NumberedName<'a> {
+pub struct NumberedName<'a> {
     dir: &'a Path,
     prefix: &'a str,
     ending: &'a str,
     digits: usize,
     count_text: &'a str,
     /// Number of the file, from 1.
-    pub(crate) number: u64,
+    pub number: u64,
     /// Number of files.
-    pub(crate) count: u64,
+    pub count: u64,
 }
 
 impl<'a> NumberedName<'a> {
     /// `None` for a name of another form. `ending` begins with its dot.
-    pub(crate) fn of(path: &'a Path, ending: &'a str) -> Option<NumberedName<'a>> {
+    pub fn of(path: &'a Path, ending: &'a str) -> Option<NumberedName<'a>> {
         let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
         let (rest, count_text) = stem.rsplit_once("-of-")?;
         let (prefix, number_text) = rest.rsplit_once('-')?;
@@ -30,13 +30,13 @@ impl<'a> NumberedName<'a> {
     }
 
     /// Path of the file with this number.
-    pub(crate) fn sibling(&self, number: u64) -> PathBuf {
+    pub fn sibling(&self, number: u64) -> PathBuf {
         let NumberedName { prefix, ending, digits, count_text, .. } = self;
         self.dir.join(format!("{prefix}-{number:0digits$}-of-{count_text}{ending}"))
     }
 
     /// Path of the file with the prefix alone and another ending.
-    pub(crate) fn of_all(&self, ending: &str) -> PathBuf {
+    pub fn of_all(&self, ending: &str) -> PathBuf {
         self.dir.join(format!("{}{ending}", self.prefix))
     }
 }

@@ -37,11 +37,19 @@ impl Store {
     ) -> Result<Pulled> {
         let moves = !wanted.revision().is_some_and(is_commit);
         let ask = look == Look::Bytes && moves && self.hub_endpoint().is_some();
-        if !ask && let Cached::Sound(found) = self.hub_in_cache(wanted, look, progress)? {
-            return Ok(found);
-        }
-        if self.hub_endpoint().is_none() {
-            return Err(self.offline_hub(wanted));
+        let cached = match ask {
+            true => Cached::Absent,
+            false => self.hub_in_cache(wanted, look, progress)?,
+        };
+        match cached {
+            Cached::Sound(found) => return Ok(found),
+            Cached::Differs { path, how } if self.hub_endpoint().is_none() => {
+                return Err(Error::Damaged { model: wanted.to_string(), path, how });
+            }
+            Cached::Absent if self.hub_endpoint().is_none() => {
+                return Err(self.offline_hub(wanted));
+            }
+            _ => {}
         }
         let key = format!("hf--{}--{}", wanted.org(), wanted.name());
         let work = Work::begin(&self.dir, &key, progress)?;
@@ -187,13 +195,15 @@ impl Store {
             Some(place) => match selected(wanted, &place) {
                 None => format!("no model of it is at {}", place.display()),
                 Some(selection) => {
-                    let absent = |file: &&String| cache::read_stamp(&place.join(file)).is_none();
+                    // A file without its stamp may not have come whole.
+                    let absent = |file: &&String| {
+                        let path = place.join(file);
+                        !path.is_file() || cache::read_stamp(&path).is_none()
+                    };
                     let absent: Vec<&str> =
                         selection.files.iter().filter(absent).map(String::as_str).collect();
-                    match absent.as_slice() {
-                        [] => format!("its files at {} are damaged", place.display()),
-                        absent => format!("{} is not at {}", list(absent), place.display()),
-                    }
+                    let are = if absent.len() > 1 { "are" } else { "is" };
+                    format!("{} {are} not, or not wholly, at {}", list(&absent), place.display())
                 }
             },
         };
