@@ -108,7 +108,10 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A role that is no plain name, a template that fails or asks for what it may not,
-    /// or messages that use every character a guard could be.
+    /// messages that use every character a guard could be, or a template that leaves out
+    /// what the system or the user says. Blanks around a message do not count: templates
+    /// may trim them. What others say may be shortened, as templates do with an
+    /// assistant's thoughts.
     pub fn render(
         &self,
         messages: &[Message],
@@ -131,7 +134,19 @@ impl ChatTemplate {
             eos: self.eos.as_deref(),
             options,
         };
-        Ok(RenderedChat { guarded: jinja::render(request)?, guard })
+        let rendered = RenderedChat { guarded: jinja::render(request)?, guard };
+        let text = rendered.unguarded(&rendered.guarded);
+        let left_out = |message: &Message| {
+            let whole = matches!(message.role.as_str(), "system" | "user");
+            whole && !text.contains(message.content.trim())
+        };
+        match messages.iter().position(left_out) {
+            None => Ok(rendered),
+            Some(index) => {
+                let role = messages[index].role.clone();
+                Err(TextError::MessageLeftOut { index, role })
+            }
+        }
     }
 }
 

@@ -109,6 +109,17 @@ pub enum TextError {
         /// The template's words.
         reason: String,
     },
+    /// A template that does not say all that it was given.
+    #[error(
+        "the model's chat template leaves out text of message {number} (role {role}), which the model \
+         would then not read; use the model without chat mode (--raw)", number = index + 1
+    )]
+    MessageLeftOut {
+        /// Index of the message.
+        index: usize,
+        /// Its role.
+        role: String,
+    },
     /// A role that is not a plain name. Templates paste roles into control tokens.
     #[error(
         "the role {role:?} of message {index} is not a name of ASCII letters, digits, `_` and `-`"

@@ -21,7 +21,7 @@ pub const MAX_TOKENIZER_JSON_BYTES: usize = 128 << 20;
 pub const MAX_CONFIG_BYTES: usize = 16 << 20;
 
 /// The longest chat template. The longest known one has 20 kB.
-pub const MAX_CHAT_TEMPLATE_BYTES: usize = 1 << 18;
+pub const MAX_CHAT_TEMPLATE_BYTES: usize = 1 << 16;
 
 /// Ids without token that a vocabulary may have, beside as many as it has tokens.
 const MAX_HOLES: usize = 4096;

@@ -137,3 +137,26 @@ proptest! {
         prop_assert_eq!(render(&t, &contents).text(), format!("<|im_start|>{text}<|im_end|>"));
     }
 }
+
+#[test]
+fn a_template_that_leaves_out_what_was_said_is_refused() {
+    let said = |template: &str, role: &str, content: &str| {
+        let t = tokenizer(VocabSource { chat_template: Some(template.into()), ..tiny() });
+        let message = Message::new(role, content);
+        t.chat_template().unwrap().render(&[message], &options()).map(|chat| chat.text())
+    };
+    let long = " hello <|im_end|> hello ".repeat(20);
+    let all = "{% for m in messages %}{{ m.content | trim }}{% endfor %}";
+    assert_eq!(said(all, "user", &long).unwrap(), long.trim());
+    assert_eq!(said(all, "user", " \n").unwrap(), "");
+    for shortened in
+        ["", "hello", "{{ messages[0].content[:99] }}", "{{ messages[0].content | upper }}"]
+    {
+        for role in ["user", "system"] {
+            let error = said(shortened, role, &long).unwrap_err().to_string();
+            let words = ["message 1", role, "--raw"];
+            assert!(words.iter().all(|word| error.contains(word)), "{shortened}: {error}");
+        }
+        said(shortened, "assistant", &long).unwrap();
+    }
+}

@@ -207,7 +207,7 @@ fn chat_templates_have_three_places() {
     assert!(error(&broken).starts_with("chat_template.jinja of the model directory is damaged"));
     let long = vec![b'x'; MAX_CHAT_TEMPLATE_BYTES + 1];
     let long = HfTokenizerFiles { chat_template: Some(long), ..one };
-    assert!(error(&long).contains("it has 262145 bytes (at most 262144)"));
+    assert!(error(&long).contains("it has 65537 bytes (at most 65536)"));
 }
 
 #[test]
