@@ -2,7 +2,7 @@
 
 use crate::interrupt::Interrupt;
 use crate::output::note;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,10 @@ use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
 use tidekv_cpu::{Cpu, CpuConfig};
 use tidekv_fetch::{ModelRef, Progress, Pulled, Sources, Store};
+use tidekv_format::NumberedName;
 
 /// Help text of every model argument.
-pub const MODEL_HELP: &str = "A GGUF file (any part of a split one), a Hugging Face directory, a known \
+pub const MODEL_HELP: &str = "A GGUF file (any part of a split one) or a directory of one, a Hugging Face directory, a known \
                               alias (smollm2-135m, qwen2.5-coder-0.5b, gemma-3-270m) or \
                               hf:org/name[@revision][:file]; fetched if absent";
 
@@ -100,12 +101,57 @@ fn refuse_streams(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Path of a model, fetched if absent.
+/// Path of a model, fetched if absent. A directory that has no safetensors stands for
+/// the GGUF model in it.
 ///
 /// # Errors
-/// What was tried, source by source.
+/// What was tried, source by source; a directory of several GGUF models.
 pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
-    Ok(pull(name, Check::Stamp, interrupt)?.path)
+    let path = pull(name, Check::Stamp, interrupt)?.path;
+    let mut models = gguf_models(&path)?;
+    match models.len() {
+        0 => Ok(path),
+        1 => {
+            let only = models.remove(0);
+            note(&format!("the model is {}\n", only.display()));
+            Ok(only)
+        }
+        n => {
+            let names: Vec<_> =
+                models.iter().take(10).map(|model| model.display().to_string()).collect();
+            let more = if n > names.len() {
+                format!(" and {} more", n - names.len())
+            } else {
+                String::new()
+            };
+            let (path, names) = (path.display(), names.join(", "));
+            bail!("{path} holds {n} GGUF models; name one of them: {names}{more}")
+        }
+    }
+}
+
+/// The GGUF models of a directory without safetensors, in order, of a split one its
+/// first part; none of anything else.
+fn gguf_models(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(Vec::new());
+    }
+    let unreadable = || path.display().to_string();
+    let mut models = Vec::new();
+    for entry in path.read_dir().with_context(unreadable)? {
+        let entry = entry.with_context(unreadable)?.path();
+        let ends_in =
+            |ending| entry.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
+        if ends_in("safetensors") {
+            return Ok(Vec::new());
+        }
+        let later_part = NumberedName::of(&entry, ".gguf").is_some_and(|part| part.number > 1);
+        if ends_in("gguf") && !later_part {
+            models.push(entry);
+        }
+    }
+    models.sort();
+    Ok(models)
 }
 
 /// Opens a model; reads its header only.

@@ -37,7 +37,8 @@ fn files_that_are_no_models_are_refused_with_what_they_are() {
     refused("empty.gguf", b"", &["0 bytes"]);
     refused("text.gguf", b"once upon a time there was a long text", &["not a GGUF model"]);
     ends_with(&run(&place.name("absent.gguf"), &IDS), 1, &["absent.gguf", "smollm2-135m"]);
-    ends_with(&run(&place.name("."), &IDS), 1, &["config.json", "missing"]);
+    std::fs::create_dir(place.path("empty")).unwrap();
+    ends_with(&run(&place.name("empty"), &IDS), 1, &["config.json", "missing"]);
     ends_with(&run("", &IDS), 1, &["does not name a model"]);
 }
 
@@ -190,6 +191,21 @@ fn bad_prompts_are_named() {
     ends(&["--prompt", "a", "--raw", "--chat"], 2, &["cannot be used with"]);
     ends(&["--prompt", "a", "--raw", "--system", "b"], 2, &["cannot be used with"]);
     ends(&["--prompt", "a", "--stop", ""], 2, &["--stop"]);
+}
+
+#[test]
+fn a_template_that_leaves_out_the_prompt_is_refused_and_raw_does_without_it() {
+    let place = Place::new();
+    let model = place.changed(|writer| {
+        let template = "{{ messages[-1].content[:20] }}".to_owned();
+        writer.set("tokenizer.chat_template", tidekv_format::Value::String(template));
+    });
+    let prompt = "hello ".repeat(20);
+    let args = ["--prompt", &prompt, "--max-tokens", "1"];
+    let output = run(&model, &args);
+    ends_with(&output, 1, &["leaves out text of message 1", "user", "--raw"]);
+    assert!(output.stdout.is_empty());
+    ends_with(&run(&model, &[&args[..], &["--raw"]].concat()), 0, &[]);
 }
 
 #[test]

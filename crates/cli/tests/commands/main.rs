@@ -8,6 +8,7 @@ mod rig;
 
 mod bench;
 mod completions;
+mod directory;
 mod hugging_face;
 mod inspect;
 mod no_tokenizer;
