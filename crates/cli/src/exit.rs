@@ -1,7 +1,9 @@
 //! Exit codes: 0 ok, 1 failed, 2 usage (clap), 3 refused by the memory plan, 130
 //! interrupted.
 
-use crate::output::note;
+use crate::output::{escaped, note};
+use std::borrow::Cow;
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
@@ -39,6 +41,18 @@ pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
         _ => note(&format!("error: {}\n", message(&error))),
     }
     ExitCode::from(code)
+}
+
+/// Prints what clap has to say, help or an error, and ends. An error may quote what was
+/// given: it is shown as clap does, in colours, only if none of that would steer the
+/// terminal.
+pub fn usage(error: &clap::Error) -> ! {
+    let steers = |arg: OsString| matches!(escaped(&arg.to_string_lossy()), Cow::Owned(_));
+    if !error.use_stderr() || !std::env::args_os().any(steers) {
+        error.exit();
+    }
+    note(&error.render().to_string());
+    std::process::exit(error.exit_code())
 }
 
 /// The outcome of several things of which none costs another. All failures are said: here, but for

@@ -63,8 +63,10 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let matches = numeric(Cli::command()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let parsed = numeric(Cli::command())
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = parsed.unwrap_or_else(|error| exit::usage(&error));
     if cli.offline {
         model::go_offline();
     }

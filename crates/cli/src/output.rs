@@ -6,6 +6,7 @@ use crate::files::{check_output, same_file, write_file};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TryMapValueParser, TypedValueParser, ValueParserFactory};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -82,11 +83,11 @@ impl JsonTarget {
     }
 }
 
-/// Says something on stderr. Nobody may be listening, which is no reason to
-/// fail.
+/// Says something on stderr, [`escaped`]. Nobody may be listening, which is no
+/// reason to fail.
 pub fn note(text: &str) {
     let mut stderr = io::stderr().lock();
-    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.write_all(escaped(text).as_bytes());
     let _ = stderr.flush();
 }
 
@@ -100,6 +101,14 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
         .context("cannot write to standard output")
+}
+
+/// Prints what is said about a model to stdout, [`escaped`].
+///
+/// # Errors
+/// As [`print_text`].
+pub fn print_report(text: &str) -> anyhow::Result<()> {
+    print_text(&escaped(text))
 }
 
 /// Text for stdout beside files that are still to be written. A reader that has gone or a full disk
@@ -157,11 +166,10 @@ const MOST_SHOWN: usize = 200;
 /// 200 characters in which nothing moves the cursor or turns the direction of
 /// writing.
 pub fn printable(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut shown = String::new();
     let mut rest = text.chars();
     for c in rest.by_ref().take(MOST_SHOWN) {
-        match c.is_control() || turns(c) {
+        match steers(c) {
             true => shown.extend(c.escape_default()),
             false => shown.push(c),
         }
@@ -170,6 +178,30 @@ pub fn printable(text: &str) -> String {
         shown.push('…');
     }
     shown
+}
+
+/// Lines in which names and messages from elsewhere may stand, fit for a terminal: what
+/// would steer it is written out, but for line ends and tabs.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    let odd = |c: char| steers(c) && !matches!(c, '\n' | '\t');
+    if !text.contains(odd) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::new();
+    for c in text.chars() {
+        match odd(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a character moves the cursor, gives the terminal orders or turns the
+/// direction of writing.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Rows of cells as aligned columns: the first to the left, the others to the
@@ -203,6 +235,12 @@ mod tests {
         assert_eq!(printable("a\x1b[2Jb\r\nc\u{202e}d"), "a\\u{1b}[2Jb\\r\\nc\\u{202e}d");
         assert_eq!(printable(&"x".repeat(MOST_SHOWN)), "x".repeat(MOST_SHOWN));
         assert_eq!(printable(&"é".repeat(9999)), "é".repeat(MOST_SHOWN) + "…");
+    }
+
+    #[test]
+    fn lines_are_kept_and_orders_to_the_terminal_are_not() {
+        assert_eq!(escaped("a\n\tb é"), "a\n\tb é");
+        assert_eq!(escaped("a\x1b[2J\r\u{9b}\nb\u{202e}"), "a\\u{1b}[2J\\r\\u{9b}\nb\\u{202e}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::exit::Ended;
 use crate::flags::{CpuFlags, StorageFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, counted, note, print_text};
+use crate::output::{JsonTarget, counted, note, print_report};
 use crate::progress::{Extent, Watch};
 use crate::prompt::read_text;
 use anyhow::Context;
@@ -130,7 +130,7 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
         json.write(&report)?;
     }
     if args.json != Some(JsonTarget::Stdout) {
-        print_text(&report.text())?;
+        print_report(&report.text())?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::exit::Ended;
 use crate::flags::{CpuFlags, Precision, RunFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, counted, print_text, table};
+use crate::output::{JsonTarget, counted, print_report, table};
 use crate::progress::seconds;
 use crate::prompt::read_file;
 use crate::summary::crowded;
@@ -146,7 +146,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         })?;
     }
     if args.json != Some(JsonTarget::Stdout) {
-        print_text(&text)?;
+        print_report(&text)?;
     }
     if !fits {
         let peak = Bytes(plans[0].1.peak_bytes());

@@ -2,8 +2,9 @@
 
 use crate::interrupt::Interrupt;
 use crate::model::{self, Check};
-use crate::output::{note, print_text};
+use crate::output::{note, print_report, print_text};
 use std::ffi::OsString;
+use std::io::IsTerminal;
 
 /// Fetch a model into the cache.
 ///
@@ -29,5 +30,10 @@ pub fn pull(args: &Args) -> anyhow::Result<()> {
         note(&format!("license: {}. {}\n", license.name, license.note));
     }
     note(&format!("{} bytes from {}\n", pulled.n_bytes, pulled.source));
-    print_text(&format!("{}\n", pulled.path.display()))
+    let path = format!("{}\n", pulled.path.display());
+    // A script gets the name as it is.
+    match std::io::stdout().is_terminal() {
+        true => print_report(&path),
+        false => print_text(&path),
+    }
 }

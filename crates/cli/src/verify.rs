@@ -5,7 +5,7 @@ use crate::exit;
 use crate::flags::{CacheFlags, CpuFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, Printer, counted};
+use crate::output::{JsonTarget, Printer, counted, printable};
 use crate::progress::{Extent, Watch};
 use crate::prompt::read_file;
 use anyhow::{Context, ensure};
@@ -175,8 +175,9 @@ impl Report {
             false => String::new(),
         };
         format!(
-            "{model}: {}, {isa}, {}\n\
+            "{}: {}, {isa}, {}\n\
              {selector} keeps {} where a schedule evicts{lowered}\n\n",
+            printable(model),
             counted(*prompt_tokens, "token"),
             counted(*threads, "thread"),
             counted(*budget, "position")

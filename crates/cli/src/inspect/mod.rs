@@ -6,7 +6,7 @@ mod report;
 use crate::flags::{CpuFlags, Precision, bytes};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, print_text};
+use crate::output::{JsonTarget, print_report};
 use contents::Contents;
 use report::{Fit, Report, TokenizerReport};
 use std::ffi::OsString;
@@ -63,7 +63,7 @@ pub fn inspect(args: &Args) -> anyhow::Result<()> {
         json.write(&report)?;
     }
     if args.json != Some(JsonTarget::Stdout) {
-        print_text(&report.text())?;
+        print_report(&report.text())?;
     }
     Ok(())
 }

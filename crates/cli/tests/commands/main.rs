@@ -14,3 +14,4 @@ mod inspect;
 mod no_tokenizer;
 mod offline;
 mod perplexity;
+mod terminal;
