@@ -18,7 +18,7 @@ use tidekv::generate::GenerateConfig;
 use tidekv::memory::Bytes;
 use tidekv::report::{Facts, RetainedDump, RunReport, retained_dump};
 use tidekv::sample::{Logprobs, PromptLogprobs};
-use tidekv::{Engine, FinishReason, Outputs, RunConfig, Session};
+use tidekv::{Engine, FinishReason, RunConfig, Session};
 use tidekv_cpu::Cpu;
 
 /// Read a prompt and answer it
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let storage = &args.run.cache.storage;
     let cpu = args.cpu.config(storage.precision);
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
-    let config = args.run.config();
+    let config = RunConfig { outputs: args.logprobs.outputs(), ..args.run.config() };
     let named = args.prompts(sources, &engine)?;
     args.check_text(&engine)?;
     let prompts: Vec<&[u32]> = named.iter().map(|named| named.prompt.ids.as_slice()).collect();
@@ -406,7 +406,6 @@ impl<'r> Request<'r> {
         let Some(n_top) = self.logprobs.prompt_logprobs else {
             return Ok((engine.prefill_batch(self.prompts, self.config, watch)?, None));
         };
-        let config = RunConfig { outputs: Outputs::AllLogits, ..self.config.clone() };
         let mut all = vec![Vec::new(); self.prompts.len()];
         let mut observer = PromptLogprobs {
             prompts: self.prompts,
@@ -414,7 +413,7 @@ impl<'r> Request<'r> {
             inner: watch,
             each: &mut |seq, _, logprobs| all[seq].push(logprobs),
         };
-        let sessions = engine.prefill_batch(self.prompts, &config, &mut observer)?;
+        let sessions = engine.prefill_batch(self.prompts, self.config, &mut observer)?;
         Ok((sessions, Some(all)))
     }
 }

@@ -10,6 +10,7 @@ use rig::{Place, command, ends_with, ids, json, stderr, tidekv};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::process::Stdio;
+use tidekv::memory::Bytes;
 
 /// The keys of an object, sorted.
 fn keys(value: &Value) -> Vec<&str> {
@@ -112,6 +113,22 @@ fn log_probabilities_are_reported_where_they_are_asked_for() {
     let ids: Vec<_> = prompt[1..].iter().map(|token| token["id"].as_u64().unwrap()).collect();
     assert_eq!(ids, [6, 7, 8]);
     assert!(prompt[1..].iter().all(|token| token["top"].as_array().unwrap().len() == 1));
+    // Their memory is planned like any other.
+    let memory = |report: &Value, key: &str| report["memory"][key].as_u64().unwrap();
+    assert_eq!(memory(&report, "planned_peak_bytes"), memory(&report, "accounted_peak_bytes"));
+    assert!(memory(&report, "planned_peak_bytes") > memory(&plain, "planned_peak_bytes"));
+    let planned = Bytes(memory(&report, "planned_peak_bytes"));
+    let output = place.run(&[
+        "--prompt-ids",
+        "5,6,7,8",
+        "--max-tokens",
+        "6",
+        "--json",
+        &place.name("report.json"),
+        "--prompt-logprobs",
+        "1",
+    ]);
+    ends_with(&output, 0, &[&format!("the plan's peak is {planned}")]);
     // Of the model, whatever the sampler is told.
     let penalised = run(&["--logprobs", "0", "--logit-bias", "9=-100", "--temperature", "2"]);
     assert!(penalised["logprobs"][0]["top"].as_array().unwrap().is_empty());

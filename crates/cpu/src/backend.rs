@@ -1,13 +1,12 @@
 //! The [`Backend`] implementation: settings, and the verbs that need no file of
 //! their own.
 
-use crate::activation::{Regions, Strides};
 use crate::buffer::CpuBuffer;
 use crate::layer::BridgeRows;
-use crate::packed::{Operand, Pack};
+use crate::packed::Pack;
 use crate::phase::{Clocks, Phase, PhaseTimes};
 use crate::pool::Pool;
-use crate::product::{Compute, RowsMut};
+use crate::product::Compute;
 use crate::sizes::{CpuSizes, kernel_element};
 use crate::weights::CpuWeights;
 use std::num::NonZeroUsize;
@@ -20,10 +19,8 @@ use tidekv::backend::{
 use tidekv::bridge::Bridge;
 use tidekv::cache::{ActiveKv, Observation, RetainedKv};
 use tidekv::model::{Arithmetic, ModelFile, ModelSpec, Shape};
-use tidekv_kernels::attention::soft_cap;
-use tidekv_kernels::element::{self, all_finite};
-use tidekv_kernels::gemm::{Epilogue, Factors};
-use tidekv_kernels::norm::rms_norm;
+use tidekv_kernels::element;
+use tidekv_kernels::gemm::Factors;
 use tidekv_kernels::quant::dequantize;
 use tidekv_kernels::{Isa, Tier};
 
@@ -180,42 +177,6 @@ impl Cpu {
             }
         }
     }
-
-    fn logits_of(
-        &self,
-        weights: &CpuWeights,
-        (bridge, row): (&Bridge<Self>, usize),
-        work: &mut Workspace<Self>,
-        logits: &mut CpuBuffer,
-    ) -> Result<(), BackendError> {
-        let (shape, strides) = (&weights.shape, Strides::new(&weights.shape));
-        let slab = self.sizes.split(shape, work.scratch.floats_mut()).slab;
-        let Regions { x, y, .. } = strides.split(work.activation.floats_mut(), work.rows);
-        let input = BridgeRows::of(bridge);
-        let stored = &bridge.buffer.bytes_view()[row * input.row_bytes..][..input.row_bytes];
-        let (normed, hidden) = (&mut x[..shape.d_model], &mut y[..shape.d_model]);
-        element::load(self.isa, input.element, stored, hidden);
-        rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
-        let compute = self.compute();
-        let a = compute.rows(RowsMut { data: normed, stride: strides.x }, shape.d_model);
-        let logits = &mut logits.floats_mut()[..shape.vocab];
-        let c = RowsMut { data: logits, stride: shape.vocab };
-        let head = Operand { weights: weights.head(), panels: None };
-        compute.product(head, (a, 1), c, Epilogue::Store, slab);
-        self.finish_logits(weights, logits);
-        match all_finite(self.isa, logits) {
-            true => Ok(()),
-            false => Err(BackendError::NonFinite { place: "the logits".to_owned(), position: row }),
-        }
-    }
-
-    /// What some models do with the products of the output projection.
-    pub(crate) fn finish_logits(&self, weights: &CpuWeights, logits: &mut [f32]) {
-        scale_by(logits, weights.arithmetic.logit_scale);
-        if let Some(cap) = weights.arithmetic.logit_softcap {
-            soft_cap(self.isa, cap, logits);
-        }
-    }
 }
 
 /// Multiplies `values` by `factor`; a factor of 1 costs nothing.
@@ -361,11 +322,11 @@ impl Backend for Cpu {
     fn logits(
         &self,
         weights: &CpuWeights,
-        (bridge, row): (&Bridge<Self>, usize),
+        bridge: (&Bridge<Self>, Range<usize>),
         work: &mut Workspace<Self>,
         logits: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        self.on(Phase::Head, || self.logits_of(weights, (bridge, row), work, logits))
+        self.on(Phase::Head, || self.logit_rows(weights, bridge, work, logits.floats_mut()))
     }
 
     fn decode(

@@ -13,6 +13,7 @@ pub mod bench;
 mod buffer;
 mod decode;
 mod layer;
+mod logits;
 mod packed;
 mod phase;
 mod pool;

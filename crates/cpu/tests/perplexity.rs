@@ -13,6 +13,7 @@ use rig::device::{engine, engine_f32};
 use rig::tiny::{TinyFile, prompt};
 use serde::Deserialize;
 use std::num::NonZeroUsize;
+use tidekv::memory::layout;
 use tidekv::perplexity::{Likelihood, Perplexity, PerplexityConfig};
 use tidekv::sample::{LogSoftmax, PromptLogprobs};
 use tidekv::{Element, Engine, Outputs, RunConfig, Unobserved};
@@ -144,6 +145,23 @@ fn chunks_and_threads_change_no_bit() {
     let expected = nll(1, 2048);
     for (threads, chunk) in [(1, 1), (2, 7), (3, 64), (2, 100)] {
         assert_eq!(nll(threads, chunk), expected, "{threads} threads, chunk {chunk}");
+    }
+}
+
+/// Rows that fill the tile of logits once and begin another, in both precisions.
+#[test]
+fn more_rows_than_are_computed_together_have_the_bits_they_have_alone() {
+    let path = models::path("smollm2-135m");
+    for engine in [engine(&path, 2, None), engine_f32(&path, 2, None)] {
+        let shape = &engine.model().spec.shape;
+        let tile = layout::logit_tile_rows(shape, usize::MAX);
+        let tokens = prompt(4, shape.vocab, tile + 9);
+        let nll = |chunk| {
+            let chunk = size(chunk).unwrap();
+            let config = PerplexityConfig { chunk, ..PerplexityConfig::default() };
+            measure(&engine, &tokens, &config).nll.to_bits()
+        };
+        assert_eq!(nll(tokens.len()), nll(11));
     }
 }
 

@@ -27,9 +27,9 @@ use tidekv::model::Shape;
 use tidekv::schedule::{ScheduleKind, Step};
 use tidekv::select::{Scorer, Selector};
 use tidekv::{
-    Backend, Element, Error, Model, Observer, Outputs, Progress, RunConfig, Tap, Unobserved,
+    Backend, Element, Engine, Error, Model, Observer, Outputs, Progress, RunConfig, Tap, Unobserved,
 };
-use tidekv_cpu::{CpuConfig, CpuSizes, Isa, Pack, Tier};
+use tidekv_cpu::{Cpu, CpuConfig, CpuSizes, Isa, Pack, Tier};
 use tidekv_testkit::{Arch, TinySpec, models, tiny_families, tiny_llama, tiny_qwen2};
 
 const MIB: u64 = 1 << 20;
@@ -208,6 +208,28 @@ fn large_shapes() -> Vec<(&'static str, Shape)> {
     ]
 }
 
+/// Runs a batch of prompts and compares.
+fn assert_run_as_planned(engine: &Engine<Cpu>, config: &RunConfig, n_tokens: &[usize], what: &str) {
+    let shape = &engine.model().spec.shape;
+    let longest = n_tokens.iter().max().unwrap();
+    let tokens = prompt(1, shape.vocab, *longest);
+    let prompts: Vec<&[u32]> = n_tokens.iter().map(|&n| &tokens[..n]).collect();
+    let input = PlanInput {
+        shape,
+        weights: engine.model().weight_bytes(),
+        sizes: &*engine.backend().sizes(),
+        config,
+        n_tokens,
+    };
+    let mut steps = Steps::default();
+    let sessions = engine.prefill_batch(&prompts, config, &mut steps).unwrap();
+    let ledger = sessions[0].accountant().clone();
+    let actual = Account::kept(steps, &ledger, ledger.live());
+    assert_as_planned(&actual, &Account::planned(&input), what);
+    drop(sessions);
+    assert_bytes(&ledger.live(), &Breakdown::default(), what);
+}
+
 #[test]
 fn tiny_models_on_the_cpu_allocate_what_was_planned() {
     for spec in tiny_specs() {
@@ -217,29 +239,38 @@ fn tiny_models_on_the_cpu_allocate_what_was_planned() {
             let batches: [&[usize]; 7] =
                 [&[1], &[90], &[200], &[1, 200], &[200, 1], &[90, 90], &[40, 200, 7]];
             for n_tokens in batches {
-                let tokens = prompt(1, spec.vocab, 200);
-                let prompts: Vec<&[u32]> = n_tokens.iter().map(|&n| &tokens[..n]).collect();
                 for config in batch_configs(n_tokens) {
-                    let what = name(&config, n_tokens);
-                    let sizes = engine.backend().sizes();
-                    let input = PlanInput {
-                        shape: &engine.model().spec.shape,
-                        weights: engine.model().weight_bytes(),
-                        sizes: &*sizes,
-                        config: &config,
-                        n_tokens,
-                    };
-                    let mut steps = Steps::default();
-                    let sessions = engine.prefill_batch(&prompts, &config, &mut steps).unwrap();
-                    let ledger = sessions[0].accountant().clone();
-                    let actual = Account::kept(steps, &ledger, ledger.live());
-                    assert_as_planned(&actual, &Account::planned(&input), &what);
-                    drop(sessions);
-                    assert_bytes(&ledger.live(), &Breakdown::default(), &what);
+                    assert_run_as_planned(&engine, &config, n_tokens, &name(&config, n_tokens));
                 }
             }
         }
     }
+}
+
+/// The same where more is asked for than the last token's logits.
+#[test]
+fn other_outputs_allocate_what_was_planned() {
+    let n_tokens: [&[usize]; 3] = [&[1], &[90], &[40, 200, 7]];
+    let narrow = tiny_llama(31);
+    // Wide enough that a chunk has more rows than its tile of logits.
+    let wide = Shape { vocab: 100_000, ..shape_of(&narrow) };
+    let sizes = sizes(tiers()[0], 2);
+    for outputs in [Outputs::AllHidden, Outputs::AllLogits] {
+        let file = TinyFile::write(&narrow.writer());
+        let engine = engine(file.path(), 2, None);
+        for n_tokens in n_tokens {
+            for config in batch_configs(n_tokens) {
+                let config = RunConfig { outputs, ..config };
+                let what = format!("{outputs:?}: {}", name(&config, n_tokens));
+                assert_run_as_planned(&engine, &config, n_tokens, &what);
+                let (shape, config) = (&wide, &config);
+                let input =
+                    PlanInput { shape, weights: SOME_WEIGHTS, sizes: &sizes, config, n_tokens };
+                assert_dry_run_as_planned(&input, sizes, &what);
+            }
+        }
+    }
+    assert!(layout::logit_tile_rows(&wide, 200) < 90);
 }
 
 /// What is live when decoding begins is live until the session ends.

@@ -24,7 +24,8 @@ use tidekv::dry::Dry;
 use tidekv::memory::{Accountant, Breakdown, Component};
 use tidekv::schedule::{ScheduleKind, Step};
 use tidekv::{
-    Backend, Element, Engine, Error, Observer, Progress, RunConfig, Session, Tap, Unobserved,
+    Backend, Element, Engine, Error, Observer, Outputs, Progress, RunConfig, Session, Tap,
+    Unobserved,
 };
 use tidekv_cpu::{Cpu, CpuConfig, CpuSizes};
 use tidekv_format::{GgufFile, TensorType};
@@ -108,6 +109,29 @@ fn a_faulty_head_is_an_error_at_the_last_position() {
             assert_eq!(complaint(run), ("the logits".to_owned(), S - 1), "{name}, {kind}");
         }
     }
+}
+
+/// Where the logits of every token are asked for, a row that overflows is named
+/// by its position, however many are computed together.
+#[test]
+fn logits_that_overflow_are_an_error_where_they_do() {
+    let spec = tiny_qwen2(85);
+    let tokens = prompt(2, spec.vocab, S);
+    // Only where this element of the normed state is large.
+    let file = with_value(&spec, "output.weight", (100, 2e38));
+    let engine = engine(file.path(), 2, None);
+    let positions = [1, 50, S].map(|chunk| {
+        let config = RunConfig {
+            schedule: ScheduleKind::Tide.with_chunk(NonZeroUsize::new(chunk).unwrap()),
+            outputs: Outputs::AllLogits,
+            ..config(ScheduleKind::Tide)
+        };
+        let (place, position) = complaint(engine.prefill(&tokens, &config, &mut Unobserved));
+        assert_eq!(place, "the logits");
+        position
+    });
+    assert!(positions[0] > 0 && positions[0] < S - 1, "{positions:?}");
+    assert_eq!(positions, [positions[0]; 3]);
 }
 
 /// Only those who use the faulty token are stopped, in the prompt or in the

@@ -59,11 +59,13 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    /// The error with another position, for verbs that know a row only by its
-    /// place in a buffer.
-    pub(crate) fn at(self, position: usize) -> Self {
+    /// The error with the position of its row, for verbs that know a row only by
+    /// its place in a buffer.
+    pub(crate) fn at(self, position_of: impl FnOnce(usize) -> usize) -> Self {
         match self {
-            BackendError::NonFinite { place, .. } => BackendError::NonFinite { place, position },
+            BackendError::NonFinite { place, position: row } => {
+                BackendError::NonFinite { place, position: position_of(row) }
+            }
             BackendError::OutOfMemory { .. } | BackendError::Model(_) => self,
         }
     }
@@ -259,8 +261,9 @@ pub trait Backend: Send + Sync {
         retained: &mut RetainedKv<Self>,
     ) -> Result<(), BackendError>;
 
-    /// Final norm and output projection of one bridge row into `[vocab]` f32,
-    /// on the prefill path.
+    /// Final norm and output projection of bridge rows, no more than `work` has
+    /// room for, into `[rows, vocab]` f32, on the prefill path. The bits of a row
+    /// depend on no other.
     ///
     /// # Errors
     /// [`BackendError::NonFinite`], at the bridge row; the executor puts the
@@ -268,7 +271,7 @@ pub trait Backend: Send + Sync {
     fn logits(
         &self,
         weights: &Self::Weights,
-        bridge: (&Bridge<Self>, usize),
+        bridge: (&Bridge<Self>, Range<usize>),
         work: &mut Workspace<Self>,
         logits: &mut Self::Buffer,
     ) -> Result<(), BackendError>;

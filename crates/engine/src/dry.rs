@@ -184,7 +184,7 @@ impl Backend for Dry {
     fn logits(
         &self,
         _: &(),
-        _: (&Bridge<Self>, usize),
+        _: (&Bridge<Self>, Range<usize>),
         _: &mut Workspace<Self>,
         _: &mut (),
     ) -> Done {

@@ -11,6 +11,7 @@ use crate::bridge::Bridge;
 use crate::cache::{ActiveRoom, CacheOf, DecodeTail, LayerCaches, Observation, RetainedKv};
 use crate::compress::LayerEnd;
 use crate::config::{Outputs, RunConfig};
+use crate::element::Element;
 use crate::error::Error;
 use crate::memory::{
     Accountant, Charge, Charged, Component, Moment, WeightBytes, layout, longest_window, window,
@@ -113,7 +114,31 @@ struct Run<'a, B: Backend> {
     /// One per layer that may be active; layer l uses number l mod the count.
     observations: Vec<Observation<B>>,
     caches: LayerCaches<B>,
+    /// Where the logits of every token are wanted.
+    stream: Option<LogitStream<B>>,
     weights: [Charge; 2],
+}
+
+/// Logits of every token on their way to the observer.
+struct LogitStream<B: Backend> {
+    /// `[rows, vocab]`, computed together.
+    tile: Charged<B::Buffer>,
+    rows: usize,
+    /// The one that is shown, `[vocab]`.
+    shown: Charged<Vec<f32>>,
+}
+
+impl<B: Backend> LogitStream<B> {
+    fn new(on: (&B, &Accountant), shape: &Shape, chunk: usize) -> Result<Self, Error> {
+        let rows = layout::logit_tile_rows(shape, chunk);
+        let shown = || Ok(vec![0.0; shape.vocab]);
+        let bytes = layout::logits(shape, 1);
+        Ok(LogitStream {
+            tile: logits_buffer(on, shape, rows)?,
+            rows,
+            shown: Charged::new(on.1, Component::Logits, bytes, shown)?,
+        })
+    }
 }
 
 /// What belongs to one prompt from the beginning.
@@ -143,7 +168,7 @@ impl<B: Backend> Sequence<B> {
             tails: (0..shape.n_layers)
                 .map(|_| DecodeTail::new(on, shape, config.kv, tail_rows))
                 .collect::<Result<_, _>>()?,
-            logits: logits_buffer(on, shape)?,
+            logits: logits_buffer(on, shape, 1)?,
         })
     }
 }
@@ -160,6 +185,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let window = longest_window(&selections);
         let longest = longest(n_tokens);
         let schedule = &config.schedule;
+        let chunk_rows = schedule.chunk().rows(longest);
         let on = (backend, accountant);
         let active_layers = schedule.active_layers(shape.n_layers);
         let weights = [
@@ -181,12 +207,15 @@ impl<'a, B: Backend> Run<'a, B> {
                 .map(sequence)
                 .collect::<Result<_, _>>()?,
             bridge: Bridge::new(on, shape, config.bridge, schedule, n_tokens)?,
-            work: workspace(on, shape, schedule.chunk().rows(longest), Some(window))?,
+            work: workspace(on, shape, chunk_rows, Some(window))?,
             prepared: None,
             observations: (0..if window > 0 { active_layers } else { 0 })
                 .map(|_| Observation::new(on, shape, window))
                 .collect::<Result<_, _>>()?,
             caches: LayerCaches::new(shape.n_layers, room),
+            stream: (config.outputs == Outputs::AllLogits)
+                .then(|| LogitStream::new(on, shape, chunk_rows))
+                .transpose()?,
         })
     }
 
@@ -225,11 +254,10 @@ impl<'a, B: Backend> Run<'a, B> {
             backend.attend(layer, &rows, &self.bridge, &mut self.work, active)?;
             backend.mlp(layer, &rows, &mut self.bridge, &mut self.work)?;
         }
-        let last = index + 1 == shape.n_layers;
-        if last && self.config.outputs == Outputs::AllLogits {
-            self.stream_logits(seq, chunk, observer)?;
+        match index + 1 == shape.n_layers {
+            true => self.stream_logits(seq, chunk, observer),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Which rows of a chunk a layer computes. Where only the last token's
@@ -271,8 +299,8 @@ impl<'a, B: Backend> Run<'a, B> {
         let row = self.last_row(seq);
         let Sequence { tokens, logits, .. } = &mut self.sequences[seq];
         backend
-            .logits(weights, (&self.bridge, row), &mut self.work, logits)
-            .map_err(|error| error.at(tokens.len() - 1))?;
+            .logits(weights, (&self.bridge, row..row + 1), &mut self.work, logits)
+            .map_err(|error| error.at(|_| tokens.len() - 1))?;
         Ok(backend.sync()?)
     }
 
@@ -285,6 +313,7 @@ impl<'a, B: Backend> Run<'a, B> {
         self.bridge.row_of(seq, chunk) + chunk.len - 1
     }
 
+    /// Shows the observer the logits of a chunk, if they are wanted.
     fn stream_logits(
         &mut self,
         seq: usize,
@@ -292,17 +321,19 @@ impl<'a, B: Backend> Run<'a, B> {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let Device { backend, weights, shape, .. } = *self.device;
+        let Some(LogitStream { tile, rows, shown }) = &mut self.stream else { return Ok(()) };
         let first = self.bridge.row_of(seq, chunk);
-        let logits = &mut self.sequences[seq].logits;
-        let mut row = vec![0.0; shape.vocab];
-        for offset in 0..chunk.len {
-            let at = (&self.bridge, first + offset);
+        let position_of = |row: usize| chunk.start + row - first;
+        for start in (first..first + chunk.len).step_by(*rows) {
+            let together = start..(start + *rows).min(first + chunk.len);
             backend
-                .logits(weights, at, &mut self.work, logits)
-                .map_err(|error| error.at(chunk.start + offset))?;
+                .logits(weights, (&self.bridge, together.clone()), &mut self.work, tile)
+                .map_err(|error| error.at(position_of))?;
             backend.sync()?;
-            backend.read(logits, crate::Element::F32, 0, &mut row);
-            observer.logits_row(seq, chunk.start + offset, &row);
+            for row in together {
+                backend.read(tile, Element::F32, (row - start) * shape.vocab, shown);
+                observer.logits_row(seq, position_of(row), shown);
+            }
         }
         Ok(())
     }
@@ -348,8 +379,9 @@ pub(crate) fn workspace<B: Backend>(
 fn logits_buffer<B: Backend>(
     (backend, accountant): (&B, &Accountant),
     shape: &Shape,
+    rows: usize,
 ) -> Result<Charged<B::Buffer>, Error> {
-    let bytes = layout::logits(shape);
+    let bytes = layout::logits(shape, rows);
     Charged::new(accountant, Component::Logits, bytes, || Ok(backend.alloc(bytes)?))
 }
 

@@ -236,11 +236,11 @@ impl Backend for Toy {
     fn logits(
         &self,
         shape: &Shape,
-        (bridge, row): (&Bridge<Self>, usize),
+        (bridge, rows): (&Bridge<Self>, Range<usize>),
         _: &mut Workspace<Self>,
         logits: &mut Vec<f32>,
     ) -> Done {
-        logits.fill(bridge.buffer[row * shape.d_model]);
+        logits.fill(bridge.buffer[rows.start * shape.d_model]);
         logits[7] = self.made(1.0, Numbers::Logits, 0, 0);
         Ok(())
     }

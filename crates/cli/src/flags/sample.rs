@@ -4,8 +4,8 @@ use super::number::count;
 use clap::Args;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
-use tidekv::SampleConfig;
 use tidekv::sample::{MAX_TOP_LOGPROBS, Penalties};
+use tidekv::{Outputs, SampleConfig};
 
 /// How tokens of the answer are chosen.
 #[derive(Args, Debug, Clone)]
@@ -75,10 +75,21 @@ pub struct LogprobFlags {
     pub logprobs: Option<usize>,
     /// Report the same of each token of the prompt but the first (`prompt_logprobs`)
     ///
-    /// All rows of the last layer are then computed, and logits for each: slower. The report grows
-    /// with the prompt.
+    /// All rows of the last layer are then computed, and logits for each: slower, and with memory for
+    /// up to 16 MiB of logits and a row on top of what `tidekv plan` says. The report grows with the
+    /// prompt.
     #[arg(long, value_name = "N", value_parser = n_top, requires = "json")]
     pub prompt_logprobs: Option<usize>,
+}
+
+impl LogprobFlags {
+    /// What prefill has to compute for them.
+    pub fn outputs(&self) -> Outputs {
+        match self.prompt_logprobs {
+            Some(_) => Outputs::AllLogits,
+            None => Outputs::LastLogits,
+        }
+    }
 }
 
 /// How far back repetition looks.

@@ -57,9 +57,24 @@ pub fn tail_half(shape: &Shape, element: Element, new_tokens: usize) -> u64 {
     buffer(product(&[shape.n_kv_heads, new_tokens, shape.head_dim, element.bytes()]))
 }
 
-/// One row of logits, `[vocab]` f32.
-pub fn logits(shape: &Shape) -> u64 {
-    buffer(product(&[shape.vocab, size_of::<f32>()]))
+/// Rows of logits, `[rows, vocab]` f32.
+pub fn logits(shape: &Shape, rows: usize) -> u64 {
+    buffer(product(&[rows, shape.vocab, size_of::<f32>()]))
+}
+
+/// Rows of logits that are computed together where those of every token are
+/// wanted: what fits 16 MiB, one at least, and no more than a `chunk` has. The
+/// head's weights are unpacked once for all of them.
+pub fn logit_tile_rows(shape: &Shape, chunk: usize) -> usize {
+    const TILE: u64 = 16 << 20;
+    let fitting = TILE / logits(shape, 1).max(1);
+    usize::try_from(fitting).unwrap_or(usize::MAX).min(chunk).max(1)
+}
+
+/// Logits of every token on their way to the observer: the rows that are computed
+/// together and the one that is shown.
+pub fn logit_stream(shape: &Shape, chunk: usize) -> u64 {
+    logits(shape, logit_tile_rows(shape, chunk)).saturating_add(logits(shape, 1))
 }
 
 /// Vectors held in memory: two norms per layer and the final one. Biases, where
@@ -81,6 +96,19 @@ mod tests {
         let rows = 8 * 4096;
         assert_eq!(32 * 2 * retained_half(&shape, Element::Bf16, rows), GIB / 2);
         assert_eq!(32 * positions(rows), 4 << 20);
+    }
+
+    #[test]
+    fn streamed_logits_fill_a_tile_and_no_more() {
+        let shape = Shape::named("llama-3.1-8b").unwrap();
+        let row = 4 * shape.vocab as u64;
+        // 128,256 ids: 32 rows are 15.7 MiB.
+        assert_eq!(logit_tile_rows(&shape, 2048), 32);
+        assert_eq!(logit_stream(&shape, 2048), 33 * row);
+        // Never more rows than are there, and never none.
+        assert_eq!(logit_tile_rows(&shape, 5), 5);
+        let wide = Shape { vocab: 1 << 30, ..shape };
+        assert_eq!(logit_tile_rows(&wide, 2048), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use super::{Breakdown, Component, Moment, Peak, StepMemory, layout};
 use crate::backend::Sizes;
-use crate::config::RunConfig;
+use crate::config::{Outputs, RunConfig};
 use crate::error::Error;
 use crate::model::Shape;
 use crate::schedule::{Step, longest};
@@ -165,8 +165,17 @@ fn before_steps(input: &PlanInput<'_>, selections: &[Vec<SelectionLayout>]) -> B
         .saturating_mul(config.schedule.active_layers(shape.n_layers) as u64);
     live[Component::DecodeTail] =
         tail.saturating_mul(2 * shape.n_layers as u64).saturating_mul(n_prompts);
-    live[Component::Logits] = layout::logits(shape).saturating_mul(n_prompts);
+    live[Component::Logits] = session_logits(input);
+    if config.outputs == Outputs::AllLogits {
+        let stream = layout::logit_stream(shape, rows);
+        live[Component::Logits] = live[Component::Logits].saturating_add(stream);
+    }
     live
+}
+
+/// The row of logits that every session has.
+fn session_logits(input: &PlanInput<'_>) -> u64 {
+    layout::logits(input.shape, 1).saturating_mul(input.n_tokens.len() as u64)
 }
 
 struct Fold {
@@ -272,6 +281,7 @@ impl Fold {
         live[Component::Bridge] = 0;
         live[Component::ActiveKv] = 0;
         live[Component::Observation] = 0;
+        live[Component::Logits] = session_logits(input);
         live[Component::Activation] =
             input.sizes.activation(input.shape, 1).saturating_mul(n_prompts);
         live[Component::Scratch] =
