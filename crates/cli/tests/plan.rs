@@ -8,6 +8,7 @@ mod rig;
 
 use rig::{Place, ends_with, ids, json, tidekv};
 use serde_json::json;
+use std::time::{Duration, Instant};
 
 const LLAMA: [&str; 5] = ["plan", "--shape", "llama-3.1-8b", "--tokens", "128k"];
 
@@ -81,6 +82,39 @@ fn what_does_not_fit_exits_with_3_and_what_would_does_fit() {
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(shown.contains(&format!("the largest prompt that fits has {largest} tokens")));
     ends_with(&plan(largest + 1), 3, &[]);
+}
+
+/// A plan takes no longer for a longer prompt, nor minutes for what is said of
+/// many.
+#[test]
+fn a_billion_tokens_and_a_thousand_prompts_are_planned_at_once() {
+    let place = Place::new();
+    let shape = json!({
+        "n_layers": 32, "d_model": 4096, "d_ff": 14336, "n_heads": 32, "n_kv_heads": 8,
+        "head_dim": 128, "vocab": 128_256, "context": 2_000_000_000,
+    });
+    let shape = place.write("shape.json", shape.to_string().as_bytes());
+    // The last two do not fit together, whatever the others do.
+    let thousand = "1000,".repeat(998) + "128k,128k";
+    for (tokens, limit, said) in [
+        ("1000000000", "16GiB", "the largest prompt that fits has"),
+        (&thousand, "5GiB", "at a time, in this order"),
+        (&thousand, "64GiB", "would need"),
+    ] {
+        for schedule in ["tide", "chunked-post"] {
+            let begun = Instant::now();
+            let args = ["plan", "--shape", &shape, "--chunk", "512", "--schedule", schedule];
+            let output =
+                tidekv(&[&args[..], &["--tokens", tokens, "--memory-limit", limit]].concat());
+            let took = begun.elapsed();
+            ends_with(&output, 3, &[]);
+            if schedule == "tide" {
+                let shown = String::from_utf8(output.stdout).unwrap();
+                assert!(shown.contains(said), "{shown}");
+            }
+            assert!(took < Duration::from_secs(15), "{took:?} for {limit}, {schedule}");
+        }
+    }
 }
 
 #[test]

@@ -48,7 +48,10 @@ struct Account {
 impl Account {
     fn planned(input: &PlanInput<'_>) -> Account {
         let mut steps = Vec::new();
-        let plan = plan_steps(input, |step| steps.push(*step)).unwrap();
+        let planned = plan_steps(input, |step| steps.push(*step)).unwrap();
+        // What a run is refused by says the same without looking at every step.
+        assert_eq!(plan(input).unwrap(), planned);
+        let plan = planned;
         Account { steps, peak: plan.peak, max: plan.max, held: plan.held }
     }
 

@@ -1,6 +1,7 @@
 //! The plan: a run's memory, known before it starts.
 //!
-//! It folds over the steps the executor will follow ([`Schedule::steps`]) and
+//! It folds over the steps the executor will follow ([`Schedule::steps`], of which
+//! only a sequence's first chunk counts) and
 //! over the size functions the executor allocates with, and keeps the largest
 //! total *within* each step. It is deliberately not the executor run on a dry
 //! backend: it is a second statement of what lives when, so that "plan equals
@@ -105,18 +106,31 @@ impl Plan {
 /// [`Error::EmptyBatch`], [`Error::EmptyPrompt`], or a selector that cannot work on
 /// a prompt; of several prompts the error says which ([`Error::OfPrompt`]).
 pub fn plan(input: &PlanInput<'_>) -> Result<Plan, Error> {
-    plan_steps(input, |_| ())
+    let PlanInput { shape, config, n_tokens, .. } = *input;
+    // A layer's room is made for its first chunk and serves the others: their steps
+    // find and leave what the first has left ([`Fold::step`]).
+    fold(input, config.schedule.first_steps(shape.n_layers, n_tokens), |_| ())
 }
 
-/// Plans a run and hands the memory of every step to `each`.
+/// Plans a run and hands the memory of every step to `each`. The plan is that of
+/// [`plan`], and takes as long to make as there are steps.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn plan_steps(input: &PlanInput<'_>, mut each: impl FnMut(&StepMemory)) -> Result<Plan, Error> {
+pub fn plan_steps(input: &PlanInput<'_>, each: impl FnMut(&StepMemory)) -> Result<Plan, Error> {
+    let PlanInput { shape, config, n_tokens, .. } = *input;
+    fold(input, config.schedule.steps(shape.n_layers, n_tokens), each)
+}
+
+fn fold(
+    input: &PlanInput<'_>,
+    steps: impl Iterator<Item = Step>,
+    mut each: impl FnMut(&StepMemory),
+) -> Result<Plan, Error> {
     let PlanInput { shape, config, n_tokens, .. } = *input;
     let selections = config.batch_selections(shape, n_tokens)?;
     let mut fold = Fold::new(before_steps(input, &selections));
-    for step in config.schedule.steps(shape.n_layers, n_tokens) {
+    for step in steps {
         let memory = fold.step(input, &selections, step);
         each(&memory);
     }

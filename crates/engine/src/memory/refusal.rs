@@ -132,9 +132,16 @@ impl fmt::Display for Bytes {
 /// Largest prompt whose plan stays within `limit`, at most the context; 0 if
 /// none fits.
 pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
-    let fits = |n_tokens: usize| fits(&PlanInput { n_tokens: &[n_tokens], ..*input }, limit);
-    // The plan grows with the prompt, so bisection finds the border.
-    let (mut fitting, mut failing) = (0, input.shape.context.saturating_add(1));
+    // The plan grows with the prompt.
+    largest(input.shape.context, |n_tokens| {
+        fits(&PlanInput { n_tokens: &[n_tokens], ..*input }, limit)
+    })
+}
+
+/// The largest number up to `most` that fits, where all below one that fits do; 0
+/// if none does.
+fn largest(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut fitting, mut failing) = (0, most.saturating_add(1));
     while failing - fitting > 1 {
         let middle = fitting + (failing - fitting) / 2;
         match fits(middle) {
@@ -149,12 +156,25 @@ pub fn largest_prompt(input: &PlanInput<'_>, limit: u64) -> usize {
 /// they are read that many at a time, in their order: the first n, the next n and
 /// so on. 0 if one does not even fit alone.
 pub fn prompts_at_a_time(input: &PlanInput<'_>, limit: u64) -> usize {
-    let all_fit = |n: usize| {
-        let mut groups = input.n_tokens.chunks(n);
-        groups.all(|n_tokens| fits(&PlanInput { n_tokens, ..*input }, limit))
+    let all = input.n_tokens;
+    let fit = |n_tokens: &[usize]| fits(&PlanInput { n_tokens, ..*input }, limit);
+    // A prompt more in a group never makes it fit.
+    let most = largest(all.len(), |n| fit(&all[..n]));
+    // The longest of a group that did not fit is likely to crowd the next one.
+    let mut crowding = 0;
+    let mut all_fit = |n: usize| {
+        let group = |at: usize| at / n * n..(at / n * n + n).min(all.len());
+        let others = (0..all.len()).step_by(n).filter(|&at| !group(at).contains(&crowding));
+        match std::iter::once(crowding).chain(others).map(group).find(|of| !fit(&all[of.clone()])) {
+            None => true,
+            Some(of) => {
+                crowding = of.max_by_key(|&at| all[at]).unwrap_or(crowding);
+                false
+            }
+        }
     };
     // Other groups meet other neighbours, so a smaller number need not fit.
-    (1..=input.n_tokens.len()).rev().find(|&n| all_fit(n)).unwrap_or(0)
+    (1..=most).rev().find(|&n| all_fit(n)).unwrap_or(0)
 }
 
 fn fits(input: &PlanInput<'_>, limit: u64) -> bool {

@@ -103,16 +103,35 @@ impl Schedule {
         n_layers: usize,
         n_tokens: &'a [usize],
     ) -> Box<dyn Iterator<Item = Step> + 'a> {
+        self.steps_of_chunks(n_layers, n_tokens, usize::MAX)
+    }
+
+    /// Those of [`Schedule::steps`], in the same order, that are not of a later
+    /// chunk than a sequence's first: how many there are does not depend on the
+    /// sequences' lengths.
+    pub(crate) fn first_steps<'a>(
+        &self,
+        n_layers: usize,
+        n_tokens: &'a [usize],
+    ) -> Box<dyn Iterator<Item = Step> + 'a> {
+        self.steps_of_chunks(n_layers, n_tokens, 1)
+    }
+
+    /// The steps with at most `n_chunks` chunks of every sequence.
+    fn steps_of_chunks<'a>(
+        &self,
+        n_layers: usize,
+        n_tokens: &'a [usize],
+        n_chunks: usize,
+    ) -> Box<dyn Iterator<Item = Step> + 'a> {
         let chunk = self.chunk();
+        let spans = move |seq: usize| chunk.spans(n_tokens[seq]).take(n_chunks);
         let seqs = 0..n_tokens.len();
-        let embed = move |seq: usize| {
-            chunk.spans(n_tokens[seq]).map(move |chunk| Step::Embed { seq, chunk })
-        };
+        let embed = move |seq: usize| spans(seq).map(move |chunk| Step::Embed { seq, chunk });
         match self {
             Schedule::LayerMajor { .. } => {
                 let turn = move |layer: usize, seq: usize| {
-                    chunk
-                        .spans(n_tokens[seq])
+                    spans(seq)
                         .map(move |chunk| Step::Layer { seq, layer, chunk })
                         .chain(std::iter::once(Step::Evict { seq, layer }))
                 };
@@ -128,8 +147,7 @@ impl Schedule {
                         .chain((0..n_layers).map(move |layer| Step::Layer { seq, layer, chunk }))
                 };
                 Box::new(seqs.flat_map(move |seq| {
-                    chunk
-                        .spans(n_tokens[seq])
+                    spans(seq)
                         .flat_map(move |chunk| through(seq, chunk))
                         .chain((0..n_layers).map(move |layer| Step::Evict { seq, layer }))
                         .chain(std::iter::once(Step::Head { seq }))
@@ -188,6 +206,22 @@ mod tests {
             })
             .collect();
         assert_eq!(turns, [(0, 0, 0, 5), (0, 1, 0, 3), (1, 0, 0, 5), (1, 1, 0, 3)]);
+    }
+
+    #[test]
+    fn the_first_steps_are_those_of_no_later_chunk() {
+        let first = |step: &Step| match step {
+            Step::Embed { chunk, .. } | Step::Layer { chunk, .. } => chunk.start == 0,
+            Step::Evict { .. } | Step::Head { .. } => true,
+        };
+        for kind in ScheduleKind::ALL {
+            for tokens in [&[1][..], &[9], &[4, 12, 1]] {
+                let expected: Vec<_> =
+                    steps(kind, 4, 3, tokens).into_iter().filter(first).collect();
+                let schedule = kind.with_chunk(NonZeroUsize::new(4).unwrap());
+                assert_eq!(schedule.first_steps(3, tokens).collect::<Vec<_>>(), expected);
+            }
+        }
     }
 
     #[test]
