@@ -1,7 +1,7 @@
 //! `tidekv perplexity`: how well a model foresees a text.
 
 use crate::exit::Ended;
-use crate::flags::{CpuFlags, StorageFlags, positive};
+use crate::flags::{CpuFlags, StorageFlags, at_least, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, counted, note, print_report};
@@ -13,8 +13,8 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tidekv::memory::Bytes;
-use tidekv::perplexity::{Likelihood, Perplexity, PerplexityConfig};
+use tidekv::memory::{Bytes, Refusal};
+use tidekv::perplexity::{Likelihood, Perplexity, PerplexityConfig, SMALLEST_WINDOW, Windows};
 use tidekv::text::Specials;
 use tidekv::{Backend, Engine, Error};
 use tidekv_cpu::Cpu;
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
     /// L, tokens of a window, BOS included [default: the model's context]
-    #[arg(long, value_name = "L", value_parser = positive)]
+    #[arg(long, value_name = "L", value_parser = window)]
     context_size: Option<NonZeroUsize>,
     /// Tokens from the beginning of a window to that of the next [default: half a window]
     #[arg(long, value_name = "N", value_parser = positive)]
@@ -148,6 +148,23 @@ impl Args {
         }
     }
 
+    /// The flags of the largest windows that fit, if any do.
+    fn smaller_window(
+        &self,
+        refusal: &Refusal,
+        measurement: &Perplexity<'_, Cpu>,
+        n_tokens: usize,
+    ) -> Option<String> {
+        let size = refusal.largest_prompt;
+        let lie = |stride| Windows::new(n_tokens, size, stride, measurement.bos());
+        lie(None).ok()?;
+        let stride = match lie(self.stride) {
+            Ok(_) => String::new(),
+            Err(_) => format!(" --stride {}", size / 2),
+        };
+        Some(format!("use --context-size {size}{stride}"))
+    }
+
     /// What is known before the first window has been read.
     fn report(
         &self,
@@ -160,15 +177,10 @@ impl Args {
         let window_tokens = windows.iter().map(|window| measurement.n_read(&window)).max();
         let window_tokens = window_tokens.unwrap_or(0);
         let plan = engine.plan(config, window_tokens).map_err(|error| match error {
-            Error::Refused(refusal) => Ended::Refused(format!(
-                "a window of {} needs {}, the limit is {}; use --context-size {} or \
-                 a smaller --chunk",
-                counted(window_tokens, "token"),
-                Bytes(refusal.plan.peak_bytes()),
-                Bytes(refusal.limit),
-                refusal.largest_prompt
-            ))
-            .into(),
+            Error::Refused(refusal) => {
+                let smaller = self.smaller_window(&refusal, measurement, n_tokens);
+                Ended::Refused(refused(&refusal, smaller)).into()
+            }
             other => anyhow::Error::from(other),
         })?;
         Ok(Report {
@@ -190,6 +202,26 @@ impl Args {
             seconds: 0.0,
         })
     }
+}
+
+/// A number of tokens that a window can have.
+fn window(text: &str) -> Result<NonZeroUsize, String> {
+    at_least(text, SMALLEST_WINDOW)
+}
+
+/// Why the windows are not read, and what can be done.
+fn refused(refusal: &Refusal, smaller_window: Option<String>) -> String {
+    let (peak, limit) = Bytes::told_apart(refusal.plan.peak_bytes(), refusal.limit);
+    let mut advice = Vec::from_iter(smaller_window);
+    // The floor of these settings says little where a smaller window fits.
+    if advice.is_empty() || !refusal.suggestions.is_empty() {
+        advice.extend(refusal.changes());
+    }
+    format!(
+        "a window of {} needs {peak}, the limit is {limit}; {}",
+        counted(refusal.plan.n_tokens, "token"),
+        advice.join("; ")
+    )
 }
 
 impl Report {

@@ -5,6 +5,7 @@ use crate::memory::{Component, Refusal};
 use crate::model::ModelError;
 use crate::select::SelectError;
 use crate::text::TextError;
+use std::borrow::Cow;
 use tidekv_format::FormatError;
 
 /// Errors of the engine.
@@ -85,7 +86,7 @@ pub enum Error {
         /// Its value.
         value: String,
         /// What is wrong.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
     /// Uncompressed K/V of more layers than the schedule has room for.
     #[error(

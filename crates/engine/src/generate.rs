@@ -84,7 +84,7 @@ impl GenerateConfig {
     pub fn validate(&self, vocab: usize) -> Result<(), Error> {
         self.sample.validate()?;
         if let Some(n_top) = self.logprobs.filter(|&n_top| n_top > MAX_TOP_LOGPROBS) {
-            let reason = "must be at most 20";
+            let reason = "must be at most 20".into();
             return Err(Error::Setting { setting: "logprobs", value: n_top.to_string(), reason });
         }
         let bias = self.sample.logit_bias.iter().enumerate();

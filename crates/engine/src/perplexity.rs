@@ -29,6 +29,7 @@ use crate::observe::{Observer, Progress, Tap};
 use crate::sample::LogSoftmax;
 use crate::schedule::{ScheduleKind, Step};
 use crate::select::{Scorer, Selector};
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::ops::{AddAssign, ControlFlow, Range};
 
@@ -67,6 +68,9 @@ impl Default for PerplexityConfig {
     }
 }
 
+/// Tokens of the smallest window: one to be scored, and one or BOS in front of it.
+pub const SMALLEST_WINDOW: usize = 2;
+
 /// A part of the text that is read at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
@@ -101,7 +105,7 @@ impl Windows {
         stride: Option<NonZeroUsize>,
         bos: Option<u32>,
     ) -> Result<Self, Error> {
-        let bad = |setting, value: usize, reason| {
+        let bad = |setting, value: usize, reason: Cow<'static, str>| {
             Err(Error::Setting { setting, value: value.to_string(), reason })
         };
         if n_tokens == 0 {
@@ -110,17 +114,20 @@ impl Windows {
         let unscored = usize::from(bos.is_none());
         let room = context.saturating_sub(usize::from(bos.is_some()));
         if room <= unscored {
-            let reason = "leaves no token to be scored; use at least 2";
-            return bad("context-size", context, reason);
+            let reason = format!("leaves no token to be scored; use at least {SMALLEST_WINDOW}");
+            return bad("context-size", context, reason.into());
         }
         if n_tokens <= unscored {
             let reason = "a text needs at least 2, since nothing comes before its first";
-            return bad("tokens", n_tokens, reason);
+            return bad("tokens", n_tokens, reason.into());
         }
         let stride = stride.map_or((room / 2).max(1), NonZeroUsize::get);
-        if stride > room - unscored {
-            let reason = "leaves tokens between windows unscored; use less than the context size";
-            return bad("stride", stride, reason);
+        let most = room - unscored;
+        if stride > most {
+            let reason = format!(
+                "leaves tokens between windows of {context} tokens unscored; use at most {most}"
+            );
+            return bad("stride", stride, reason.into());
         }
         Ok(Windows { n_tokens, room, stride, unscored })
     }
@@ -223,7 +230,11 @@ impl<'e, B: Backend> Perplexity<'e, B> {
             return Err(Error::Setting {
                 setting: "context-size",
                 value: context.to_string(),
-                reason: "is more than the model's context; stretch it with --rope-scaling",
+                reason: format!(
+                    "is more than the model's context of {limit} tokens; stretch it with \
+                     --rope-scaling"
+                )
+                .into(),
             });
         }
         Ok(Perplexity {

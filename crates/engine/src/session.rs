@@ -173,7 +173,7 @@ impl<'e, B: Backend> Session<'e, B> {
             return Err(Error::Setting {
                 setting: "max_new_tokens",
                 value: self.config().max_new_tokens.to_string(),
-                reason: "is used up, or the context is full; no further token can be fed",
+                reason: "is used up, or the context is full; no further token can be fed".into(),
             });
         }
         let row = DecodeRow {

@@ -3,7 +3,7 @@
 mod number;
 mod sample;
 
-pub use number::{bytes, count, positive};
+pub use number::{at_least, bytes, count, positive};
 pub use sample::{LogprobFlags, SampleFlags};
 
 use clap::{Args, ValueEnum};

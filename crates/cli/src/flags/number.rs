@@ -16,8 +16,15 @@ pub fn count(text: &str) -> Result<usize, String> {
 
 /// A count of at least 1.
 pub fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    at_least(text, 1)
+}
+
+/// A count of at least `least`.
+pub fn at_least(text: &str, least: usize) -> Result<NonZeroUsize, String> {
     let number = if is_negative(text) { 0 } else { count(text)? };
-    NonZeroUsize::new(number).ok_or_else(|| "must be at least 1".to_owned())
+    NonZeroUsize::new(number)
+        .filter(|number| number.get() >= least)
+        .ok_or_else(|| format!("must be at least {least}"))
 }
 
 /// A number of threads. Many more than there are processors wait for each other at every step, so

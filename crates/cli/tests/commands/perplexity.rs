@@ -1,6 +1,6 @@
 //! `tidekv perplexity`, the real binary.
 
-use crate::rig::{Place, command, ends_with, json, tidekv};
+use crate::rig::{Place, command, ends_with, json, stderr, tidekv};
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -84,12 +84,55 @@ fn what_cannot_be_measured_is_named() {
     ends(&[&place.write("nothing.txt", b"")], 1, &["empty"]);
     ends(&[&place.write("short.txt", b"x")], 1, &["at least 2"]);
     ends(&[&place.write("bytes.txt", b"ab\xff")], 1, &["bytes.txt", "UTF-8"]);
-    ends(&[&file, "--context-size", "1"], 1, &["context-size = 1", "at least 2"]);
-    ends(&[&file, "--context-size", "8193"], 1, &["context-size = 8193", "--rope-scaling"]);
-    ends(&[&file, "--context-size", "40", "--stride", "40"], 1, &["stride = 40"]);
-    ends(&[&file, "--memory-limit", "64K"], 3, &["64.00 KiB", "--context-size"]);
+    for size in ["-1", "0", "1"] {
+        ends(&[&file, "--context-size", size], 2, &["--context-size", "at least 2"]);
+    }
+    ends(&[&file, "--context-size", "all"], 2, &["`all` is not a count"]);
+    let beyond = ["context-size = 8193", "context of 8192", "--rope-scaling"];
+    ends(&[&file, "--context-size", "8193"], 1, &beyond);
+    ends(&[&file, "--context-size", "40", "--stride", "40"], 1, &["stride = 40", "at most 39"]);
     ends(&[&file, "--stride", "0"], 2, &["at least 1"]);
     ends(&[], 2, &["<FILE|->"]);
+}
+
+/// What a refusal suggests is accepted, and nothing is that cannot be.
+#[test]
+fn a_refusal_says_what_fits_and_that_does() {
+    let place = Place::new();
+    let file = place.write("text.txt", text(4000).as_bytes());
+    let refused = |args: &[&str]| {
+        let output = measure(&place, &[&[&file, "--json", "-"], args].concat());
+        ends_with(&output, 3, &["a window of 4000 tokens needs", "the limit is"]);
+        stderr(&output)
+    };
+    let smallest = |said: &str| {
+        let flags = said.split("use ").nth(1).unwrap().split(';').next().unwrap();
+        flags.trim().split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    let peak = json(&measure(&place, &[&file, "--json", "-"]))["planned_peak_bytes"].clone();
+    let limit = (peak.as_u64().unwrap() / 4 * 3).to_string();
+    let limit = ["--memory-limit", &limit];
+    let said = refused(&limit);
+    assert!(said.contains("--chunk"), "{said}");
+    let flags = smallest(&said);
+    assert_eq!((flags.len(), flags[0].as_str()), (2, "--context-size"), "{said}");
+    let fits = |flags: &[String]| {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        json(&measure(&place, &[&[&file, "--json", "-"], &limit[..], &flags].concat()))
+    };
+    assert_eq!(fits(&flags)["scored_tokens"], 3999);
+    // A stride that the smaller window has no room for comes with another.
+    let wide = refused(&[&limit[..], &["--stride", "3900"]].concat());
+    let flags = smallest(&wide);
+    assert_eq!(flags[2], "--stride", "{wide}");
+    assert_eq!(fits(&flags)["scored_tokens"], 3999);
+
+    // Where no window fits none is suggested, nor a flag that this command lacks.
+    let none = refused(&["--memory-limit", "64K"]);
+    assert!(!none.contains("--context-size") && none.contains("smallest plan"), "{none}");
+    for other in ["--score-block", "--budget", "--max-tokens", "--schedule"] {
+        assert!(!none.contains(other) && !said.contains(other), "{none}{said}");
+    }
 }
 
 #[test]

@@ -19,8 +19,8 @@ pub struct Refusal {
     pub prompts_at_a_time: usize,
     /// Changes that would make it fit, each by itself; see [`suggestions`].
     pub suggestions: Vec<String>,
-    /// The floor: the settings that need least, and what they need. They fit
-    /// exactly where there are suggestions.
+    /// The floor of what is suggested, and what it needs: it fits exactly where there
+    /// are suggestions.
     pub smallest: Smaller,
 }
 
@@ -80,7 +80,8 @@ impl Refusal {
         vec![match flags.as_str() {
             "" => format!("no smaller settings are known for {prompts}"),
             _ => format!(
-                "{prompts} fits with no settings: the smallest plan, with {flags}, needs {floor}"
+                "{prompts} fits with none of the settings that were tried: the smallest plan, with \
+                 {flags}, needs {floor}; smaller values than these are not suggested"
             ),
         }]
     }

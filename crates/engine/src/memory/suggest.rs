@@ -55,14 +55,22 @@ pub fn suggestions(input: &PlanInput<'_>, limit: u64) -> Vec<String> {
         .collect()
 }
 
-/// The settings that need least for these prompts: every knob at its smallest
-/// sensible value.
+/// The settings that need least for these prompts: every knob that makes a
+/// difference at its smallest sensible value.
 ///
 /// # Errors
 /// As [`plan`], where not even the settings asked for can be planned.
 pub fn smallest(input: &PlanInput<'_>) -> Result<Smaller, Error> {
     let search = Search::new(input, u64::MAX);
-    match search.describe(&search.harshest(search.all())) {
+    let mut levels = search.harshest(search.all());
+    let least = search.peak(&levels);
+    for knob in (0..levels.len()).rev() {
+        let harshest = std::mem::take(&mut levels[knob]);
+        if search.peak(&levels) != least {
+            levels[knob] = harshest;
+        }
+    }
+    match search.describe(&levels) {
         Some(smaller) => Ok(smaller),
         None => Ok(Smaller { flags: String::new(), peak_bytes: plan(input)?.peak_bytes() }),
     }

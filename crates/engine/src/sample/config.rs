@@ -83,7 +83,9 @@ impl SampleConfig {
     /// # Errors
     /// [`Error::Setting`] names the first that makes no sense, with its limits.
     pub fn validate(&self) -> Result<(), Error> {
-        let bad = |setting, value: String, reason| Err(Error::Setting { setting, value, reason });
+        let bad = |setting, value: String, reason: &'static str| {
+            Err(Error::Setting { setting, value, reason: reason.into() })
+        };
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             let reason = "must be 0 (always the most likely token) or a positive number";
             return bad("temperature", self.temperature.to_string(), reason);
@@ -113,8 +115,8 @@ impl SampleConfig {
 
 impl Penalties {
     fn validate(&self) -> Result<(), Error> {
-        let bad = |setting, value: f32, reason| {
-            Err(Error::Setting { setting, value: value.to_string(), reason })
+        let bad = |setting, value: f32, reason: &'static str| {
+            Err(Error::Setting { setting, value: value.to_string(), reason: reason.into() })
         };
         if !(self.repetition > 0.0 && self.repetition <= MAX_REPETITION) {
             let reason = "must be above 0 and at most 10 (1 is none)";

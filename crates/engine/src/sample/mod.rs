@@ -140,7 +140,7 @@ fn all_ruled_out() -> Error {
     Error::Setting {
         setting: "logit-bias",
         value: "-inf".to_owned(),
-        reason: "rules out every token; leave at least one",
+        reason: "rules out every token; leave at least one".into(),
     }
 }
 

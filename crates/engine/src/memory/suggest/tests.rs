@@ -159,7 +159,8 @@ fn a_refusal_says_what_would_do_or_what_the_floor_is() {
     assert_eq!((none.suggestions.len(), none.largest_prompt), (0, 0));
     let text = none.to_string();
     let floor = Bytes(none.smallest.peak_bytes).to_string();
-    assert!(text.contains("fits with no settings") && text.contains(&floor), "{text}");
+    assert!(text.contains("none of the settings that were tried"), "{text}");
+    assert!(text.contains(&floor) && text.contains("smaller values"), "{text}");
     assert!(text.contains("--chunk 32") && text.contains("--budget 64"), "{text}");
 
     // One byte short: the rounded numbers would be the same.
