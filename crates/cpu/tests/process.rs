@@ -40,13 +40,11 @@ const LEFT: u64 = 16 * MIB;
 /// names, lists of layers, positions of the evicting steps.
 const SMALL: u64 = MIB;
 
-/// Tokens of the prompt.
-const S: usize = 8192;
 /// Positions kept per KV head.
 const BUDGET: usize = 512;
 
 /// The fixture's long text, over and over: a prompt of real sentences.
-fn long_prompt(json: &str) -> Vec<u32> {
+fn long_prompt(json: &str, n_tokens: usize) -> Vec<u32> {
     #[derive(Deserialize)]
     struct Fixture {
         cases: Vec<Case>,
@@ -57,7 +55,7 @@ fn long_prompt(json: &str) -> Vec<u32> {
     }
     let fixture: Fixture = serde_json::from_str(json).unwrap();
     let longest = fixture.cases.into_iter().map(|case| case.prompt_ids).max_by_key(Vec::len);
-    longest.unwrap().into_iter().cycle().take(S).collect()
+    longest.unwrap().into_iter().cycle().take(n_tokens).collect()
 }
 
 /// A context twice as long: 8,192 tokens fill one of the models', and no answer
@@ -132,9 +130,11 @@ fn run(engine: &Engine<Cpu>, tokens: &[u32], (kind, budget): (ScheduleKind, usiz
 }
 
 /// `tide` against `post-prefill` on the same kernels.
-fn compare(alias: &str, json: &str, saved_at_least: f64) {
+fn compare(alias: &str, n_tokens: usize, saved_at_least: f64) {
     let _turn = turn();
-    let (engine, tokens) = (stretched(alias), long_prompt(json));
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/testdata/models");
+    let json = std::fs::read_to_string(format!("{fixture}/{alias}.json")).unwrap();
+    let (engine, tokens) = (stretched(alias), long_prompt(&json, n_tokens));
     let tide = run(&engine, &tokens, (ScheduleKind::Tide, BUDGET));
     let post = run(&engine, &tokens, (ScheduleKind::PostPrefill, BUDGET));
     assert_eq!(tide.kept, post.kept, "{alias}: kept positions");
@@ -152,18 +152,18 @@ fn compare(alias: &str, json: &str, saved_at_least: f64) {
     assert!(saved >= saved_at_least, "{alias}: {saved}");
 }
 
+/// Half the length at which `plan.rs` holds plans to the same figure: whether memory
+/// is what was planned does not depend on it.
 #[test]
 fn smollm2_reads_a_long_prompt_within_its_plan() {
-    let json = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/testdata/models/smollm2-135m.json");
-    compare("smollm2-135m", &std::fs::read_to_string(json).unwrap(), 0.65);
+    compare("smollm2-135m", 4096, 0.65);
 }
 
 #[test]
 #[ignore = "minutes on two cores; run it by hand after changes to buffers, sizes or allocation"]
-fn qwen_reads_a_long_prompt_within_its_plan() {
-    let json =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/testdata/models/qwen2.5-coder-0.5b.json");
-    compare("qwen2.5-coder-0.5b", &std::fs::read_to_string(json).unwrap(), 0.75);
+fn both_models_read_8192_tokens_within_their_plans() {
+    compare("smollm2-135m", 8192, 0.65);
+    compare("qwen2.5-coder-0.5b", 8192, 0.75);
 }
 
 /// Sixty retained halves of 0.7 MiB: not large, but a C library that kept them on

@@ -120,8 +120,9 @@ pub fn assert_same_cache(actual: &Recording, expected: &Recording, what: &str) {
     assert_same_kv(&actual.retained, &expected.retained, &format!("{what}: retained"));
 }
 
+/// Panics unless both have the same keys and values of every layer.
 #[track_caller]
-fn assert_same_kv(actual: &[Kv], expected: &[Kv], what: &str) {
+pub fn assert_same_kv(actual: &[Kv], expected: &[Kv], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}: layers");
     for (layer, (a, e)) in actual.iter().zip(expected).enumerate() {
         assert_bits_eq(&a.k, &e.k, &format!("{what} keys of layer {layer}"));
