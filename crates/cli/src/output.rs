@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+pub use tidekv::report::counted;
 
 /// Where `--json` writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,12 +154,6 @@ impl Printer {
     }
 }
 
-/// A number of things in words: `1 token`, `2 tokens`.
-pub fn counted(number: usize, thing: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{plural}")
-}
-
 /// Most characters of a foreign text that are shown.
 const MOST_SHOWN: usize = 200;
 
@@ -248,11 +243,5 @@ mod tests {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         let text = table(&[row(["a", "10"]), row(["long", "9"])]);
         assert_eq!(text, "  a     10\n  long   9\n");
-    }
-
-    #[test]
-    fn one_thing_is_not_many() {
-        let texts = [0, 1, 2].map(|number| counted(number, "token"));
-        assert_eq!(texts, ["0 tokens", "1 token", "2 tokens"]);
     }
 }

@@ -100,9 +100,9 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let n_tokens: Vec<usize> = args.tokens.iter().map(|tokens| tokens.get()).collect();
     if let Some(too_many) = n_tokens.iter().find(|&&tokens| tokens > shape.context) {
         bail!(
-            "--tokens {too_many} is more than the model's context of {} tokens; stretch the context \
-             with --rope-scaling",
-            shape.context
+            "--tokens {too_many} is more than the model's context of {}; stretch the context with \
+             --rope-scaling",
+            counted(shape.context, "token")
         );
     }
     let input =
@@ -299,7 +299,10 @@ fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
         },
         0 => "; no prompt does with these settings\n".to_owned(),
         largest if largest == outcome.context => {
-            format!("; so does any prompt up to the model's context of {largest} tokens\n")
+            format!(
+                "; so does any prompt up to the model's context of {}\n",
+                counted(largest, "token")
+            )
         }
         largest => format!("; the largest prompt that fits has {}\n", counted(largest, "token")),
     };

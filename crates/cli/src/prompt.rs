@@ -261,8 +261,9 @@ fn room(context: usize, max_tokens: usize) -> anyhow::Result<usize> {
     match context.checked_sub(max_tokens).filter(|&room| room > 0) {
         Some(room) => Ok(room),
         None => Err(Ended::Usage(format!(
-            "the prompt is longer than the context of {context} tokens, and --max-tokens {max_tokens} \
-             leaves no room for what --overflow would keep of it; lower --max-tokens below {context}"
+            "the prompt is longer than the context of {}, and --max-tokens {max_tokens} leaves no \
+             room for what --overflow would keep of it; lower --max-tokens below {context}",
+            counted(context, "token")
         ))
         .into()),
     }
@@ -329,13 +330,24 @@ fn read_ids(text: &str) -> anyhow::Result<Vec<u32>> {
         Some(path) => read_file(Path::new(path))?,
         None => text.to_owned(),
     };
-    let words = list.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
-    words
-        .filter(|word| !word.is_empty())
-        .map(|word| {
-            word.parse().with_context(|| format!("--prompt-ids: `{word}` is not a token id"))
-        })
-        .collect()
+    let list = list.replace(['[', ']'], " ");
+    if list.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut ids = Vec::new();
+    for (index, entry) in list.split(',').enumerate() {
+        let before = ids.len();
+        for word in entry.split_whitespace() {
+            let id = word.parse();
+            ids.push(id.with_context(|| format!("--prompt-ids: `{word}` is not a token id"))?);
+        }
+        ensure!(
+            ids.len() > before,
+            "--prompt-ids: entry {} of the list is empty; give an id there, or leave out the comma",
+            index + 1
+        );
+    }
+    Ok(ids)
 }
 
 /// The two ends of a document that are left when the part that `overflow` names

@@ -10,6 +10,7 @@ use crate::progress::{Extent, Watch};
 use crate::prompt::{Prompt, PromptFlags, Source};
 use crate::summary::{Bounds, answer_summary, batch_summary, crowded, summary, window_line};
 use anyhow::Context;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -67,8 +68,17 @@ pub struct Args {
     #[command(flatten)]
     logprobs: LogprobFlags,
     /// Write the kept positions of every layer and head, an array for several prompts
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", value_parser = OsStringValueParser::new().try_map(file_name), help_heading = "Output")]
     dump_retained: Option<PathBuf>,
+}
+
+/// A file's name; stdout has the answer or the report.
+fn file_name(name: OsString) -> Result<PathBuf, &'static str> {
+    match name.to_str() {
+        Some("-") => Err("stdout has the answer or --json; give a file (./- for one of this name)"),
+        Some("") => Err("give a file"),
+        _ => Ok(PathBuf::from(name)),
+    }
 }
 
 /// The run report of a prompt, and what happened to one that was too long.
@@ -190,9 +200,10 @@ impl Args {
             let prompt = prompt.map_err(|error| named.error(error))?;
             if prompt.dropped > 0 {
                 note(&format!(
-                    "{} was longer than the context of {context} tokens: {} of the document \
-                     dropped, {} left with question and template\n",
+                    "{} was longer than the context of {}: {} of the document dropped, {} left \
+                     with question and template\n",
                     named.name().unwrap_or_else(|| "the prompt".to_owned()),
+                    counted(context, "token"),
                     counted(prompt.dropped, "token"),
                     counted(prompt.ids.len(), "token")
                 ));

@@ -120,8 +120,12 @@ fn kept(report: &RunReport) -> String {
     let counts = || report.kept.iter().flat_map(|layer| layer.per_head.iter().copied());
     let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
     let number = if least == most { most.to_string() } else { format!("{least} to {most}") };
-    let whole = report.prompt_tokens;
-    format!("kept {number} of {whole} positions per head in each of {} layers", report.kept.len())
+    let whole = counted(report.prompt_tokens, "position");
+    let layers = match report.kept.len() {
+        1 => "the only layer".to_owned(),
+        n => format!("each of {n} layers"),
+    };
+    format!("kept {number} of {whole} per head in {layers}")
 }
 
 /// Which of the prompt's last tokens selection looks from. `tail` of them are

@@ -123,7 +123,8 @@ impl Args {
         };
         ensure!(
             n_tokens <= context,
-            "--tokens {n_tokens} is more than the model's context of {context} tokens"
+            "--tokens {n_tokens} is more than the model's context of {}",
+            counted(context, "token")
         );
         let tokenizer = engine.tokenizer();
         let text = match (&self.prompt_file, &tokenizer) {

@@ -110,7 +110,7 @@ fn impossible_settings_are_named_with_the_limit() {
     ends(&["--selector", "snapkv+sinks(4)", "--budget", "35"], 1, &["budget of 35", "36"]);
     ends(&["--logit-bias", "1=1,999999=1"], 1, &["--logit-bias", "999999", "vocabulary"]);
     ends(&["--memory-limit", "64K"], 3, &["100 tokens", "limit is 64.00 KiB"]);
-    let usage: [(&[&str], &str); 33] = [
+    let usage: [(&[&str], &str); 34] = [
         (&["--budget", "auto"], "`auto` is not a count such as 4096"),
         (&["--chunk", "auto"], "`auto` is not a count such as 4096"),
         (&["--chunk", "0"], "must be at least 1"),
@@ -120,6 +120,7 @@ fn impossible_settings_are_named_with_the_limit() {
         (&["--memory-limit", "-1"], "`-1` is not a size"),
         (&["--json", ""], "give a file, or -"),
         (&["--dump-retained", ""], "--dump-retained"),
+        (&["--dump-retained", "-"], "stdout has the answer"),
         (&["--score-block", "0"], "must be at least 1"),
         (&["--budget", "-5"], "must not be negative"),
         (&["--budget", "99999999999999999999"], "is not a count"),
@@ -178,6 +179,11 @@ fn bad_prompts_are_named() {
     ends(&["--prompt-ids", "1,-2"], 1, &["`-2`"]);
     ends(&["--prompt-ids", "4294967296"], 1, &["`4294967296`"]);
     ends(&["--prompt-ids", ""], 1, &["empty"]);
+    ends(&["--prompt-ids", "[]"], 1, &["empty"]);
+    ends(&["--prompt-ids", "1,,2"], 1, &["entry 2 of the list is empty"]);
+    ends(&["--prompt-ids", "1, ,2"], 1, &["entry 2 of the list is empty"]);
+    ends(&["--prompt-ids", "[1,2,]"], 1, &["entry 3 of the list is empty"]);
+    ends(&["--prompt-ids", ",1"], 1, &["entry 1 of the list is empty"]);
     ends(&["--prompt-ids", "@"], 2, &["names no file"]);
     ends(&["--prompt-ids", "@/no/such/ids"], 1, &["/no/such/ids"]);
     ends(&["--prompt", ""], 1, &["empty"]);

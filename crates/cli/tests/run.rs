@@ -84,6 +84,17 @@ fn the_report_is_alone_on_stdout_and_complete() {
 }
 
 #[test]
+fn one_of_a_thing_is_not_many() {
+    let place = Place::new();
+    let output =
+        place.run(&["--prompt-ids", "[ 5 ]", "--max-tokens", "1", "--logit-bias", "100=100"]);
+    let said = "reading 1 token;|1 token read|1 token generated|kept 1 of 1 position per head";
+    ends_with(&output, 0, &said.split('|').collect::<Vec<_>>());
+    let output = place.run(&["--prompt-ids", "5", "--memory-limit", "1"]);
+    ends_with(&output, 3, &["a prompt of 1 token needs"]);
+}
+
+#[test]
 fn log_probabilities_are_reported_where_they_are_asked_for() {
     let place = Place::new();
     let run = |args: &[&str]| {

@@ -3,6 +3,7 @@
 use crate::backend::BackendError;
 use crate::memory::{Component, Refusal};
 use crate::model::ModelError;
+use crate::report::counted;
 use crate::select::SelectError;
 use crate::text::TextError;
 use std::borrow::Cow;
@@ -61,7 +62,7 @@ pub enum Error {
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
     /// A prompt longer than the context.
-    #[error("the prompt has {tokens} tokens, {excess} more than the model's context of {context}; shorten it, choose a way to cut it (--overflow), or stretch the context (--rope-scaling)", excess = tokens - context)]
+    #[error("the prompt has {}, {excess} more than the model's context of {context}; shorten it, choose a way to cut it (--overflow), or stretch the context (--rope-scaling)", counted(*tokens, "token"), excess = tokens - context)]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -69,7 +70,7 @@ pub enum Error {
         context: usize,
     },
     /// A token id that the model does not have.
-    #[error("token id {id} at index {index} is not in the vocabulary of {vocab} tokens")]
+    #[error("token id {id} at index {index} is not in the vocabulary of {}", counted(*vocab, "token"))]
     TokenOutOfRange {
         /// The id.
         id: u32,
@@ -90,7 +91,8 @@ pub enum Error {
     },
     /// Uncompressed K/V of more layers than the schedule has room for.
     #[error(
-        "layer {layer} cannot be active: {active} layers are, and the schedule has room for {room}"
+        "layer {layer} cannot be active: {} active, and the schedule has room for {room}",
+        counted(*active, "layer")
     )]
     ActiveLayers {
         /// The layer.

@@ -11,6 +11,17 @@ use std::collections::BTreeMap;
 /// Bytes by component name.
 pub type ComponentBytes = BTreeMap<&'static str, u64>;
 
+/// A number of things in words.
+///
+/// ```
+/// use tidekv::report::counted;
+/// assert_eq!([counted(1, "token"), counted(2, "token")], ["1 token", "2 tokens"]);
+/// ```
+pub fn counted(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 /// Figures that only the caller knows: names and times.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {

@@ -155,13 +155,15 @@ impl Args {
         let backend = engine.backend();
         format!(
             "{} reads {} on {} ({}). {depth} % into them it says:\n\n\
-             {}\n\n  Asked at the end: {QUESTION}\n  Kept of each layer and head: {budget} positions. \
-             Chunks of tide: {chunk} tokens.\n\n",
+             {}\n\n  Asked at the end: {QUESTION}\n  Kept of each layer and head: {}. \
+             Chunks of tide: {}.\n\n",
             model.display(),
             counted(n_tokens, "token"),
             counted(backend.threads(), "thread"),
             backend.name(),
-            indented(&format!("... {} ...", document.excerpt()), WIDTH)
+            indented(&format!("... {} ...", document.excerpt()), WIDTH),
+            counted(*budget, "position"),
+            counted(chunk.get(), "token"),
         )
     }
 

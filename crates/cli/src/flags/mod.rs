@@ -80,8 +80,8 @@ pub struct StorageFlags {
     /// auto, or f32 for everything in single precision
     #[arg(long, default_value = "auto")]
     pub precision: Precision,
-    /// Stretch the context: none, linear:F or yarn:F, where F is how many times longer it gets
-    /// [default: what the model says]
+    /// Stretch the context: none, linear:F, dynamic:F, yarn:F or llama3:F, where F, from 1 to 1024,
+    /// is how many times longer it gets [default: what the model says]
     #[arg(long, value_name = "SCALING")]
     pub rope_scaling: Option<RopeScaling>,
     /// Most memory TideKV may allocate, such as 8GiB; a run whose plan needs more is refused

@@ -1,7 +1,7 @@
 //! What `tidekv inspect` says, as an object and for people.
 
 use super::contents::{Contents, Dimension, FIELDS, ModelPart, file_type};
-use crate::output::{printable, table};
+use crate::output::{counted, printable, table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tidekv::memory::Bytes;
@@ -224,7 +224,7 @@ impl Report {
         ));
         facts.push((
             "parameters",
-            format!("{} at {:.2} bits", counted(self.parameters), self.bits_per_parameter),
+            format!("{} at {:.2} bits", rounded(self.parameters), self.bits_per_parameter),
         ));
         facts.push(("quantisation", stated(&self.quantisation)));
         facts.push(match &self.tokenizer {
@@ -238,7 +238,7 @@ impl Report {
         let heading = ["tensor type", "tensors", "parameters", "bytes"].map(str::to_owned).to_vec();
         let row = |of: &TypeReport| {
             let bytes = of.bytes.map_or("unknown".to_owned(), |bytes| Bytes(bytes).to_string());
-            vec![printable(&of.ty), of.tensors.to_string(), counted(of.parameters), bytes]
+            vec![printable(&of.ty), of.tensors.to_string(), rounded(of.parameters), bytes]
         };
         std::iter::once(heading).chain(self.tensor_types.iter().map(row)).collect()
     }
@@ -256,12 +256,10 @@ impl Report {
                 Some(limit) => format!("within {}", Bytes(limit)),
                 None => "without a memory limit".to_owned(),
             };
-            let tokens = fit.largest_prompt_tokens;
+            let tokens = counted(fit.largest_prompt_tokens, "token");
             lines.push((
                 "largest prompt",
-                format!(
-                    "{tokens} tokens {limit} with the default settings (`tidekv plan` says more)"
-                ),
+                format!("{tokens} {limit} with the default settings (`tidekv plan` says more)"),
             ));
         }
         lines
@@ -292,10 +290,10 @@ impl TokenizerReport {
         let stated = |text: &Option<String>| text.as_deref().map_or("none".to_owned(), printable);
         let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
         format!(
-            "{}, pre-tokenizer {}, {} tokens, BOS {}, EOS {}, {} chat template",
+            "{}, pre-tokenizer {}, {}, BOS {}, EOS {}, {} chat template",
             stated(&self.model),
             stated(&self.pre),
-            self.tokens,
+            counted(self.tokens, "token"),
             id(self.bos),
             id(self.eos),
             if self.chat_template { "with a" } else { "without" }
@@ -369,7 +367,7 @@ fn lines(facts: &[(&str, String)]) -> String {
 }
 
 /// A count for people: 134.5 million.
-fn counted(number: u64) -> String {
+fn rounded(number: u64) -> String {
     match number {
         0..10_000 => number.to_string(),
         10_000..1_000_000 => format!("{:.1} thousand", number as f64 / 1e3),
@@ -384,7 +382,7 @@ mod tests {
 
     #[test]
     fn counts_are_short() {
-        let shown = [0, 9_999, 10_000, 134_515_008, 8_030_261_248].map(counted);
+        let shown = [0, 9_999, 10_000, 134_515_008, 8_030_261_248].map(rounded);
         assert_eq!(shown, ["0", "9999", "10.0 thousand", "134.5 million", "8.03 billion"]);
     }
 

@@ -3,6 +3,7 @@
 use super::suggest::{Smaller, smallest, suggestions};
 use super::{Plan, PlanInput, plan};
 use crate::error::Error;
+use crate::report::counted;
 use std::fmt;
 
 /// A run that was refused because its plan passes the limit.
@@ -46,10 +47,10 @@ impl Refusal {
         let mut advice = Vec::from_iter(self.fewer_prompts());
         advice.push(match self.largest_prompt {
             0 => "no prompt fits with these settings".to_owned(),
-            n if self.plan.n_prompts > 1 => {
-                format!("one prompt of up to {n} tokens fits with these settings")
+            n => {
+                let tokens = counted(n, "token");
+                format!("one prompt of up to {tokens} fits with these settings")
             }
-            n => format!("up to {n} tokens fit with these settings"),
         });
         advice.extend(self.changes());
         advice
@@ -90,10 +91,10 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (peak, limit) = Bytes::told_apart(self.plan.peak_bytes(), self.limit);
-        let tokens = self.plan.n_tokens;
+        let tokens = counted(self.plan.n_tokens, "token");
         match self.plan.n_prompts {
-            1 => write!(f, "a prompt of {tokens} tokens needs")?,
-            n => write!(f, "a batch of {n} prompts with {tokens} tokens in all needs")?,
+            1 => write!(f, "a prompt of {tokens} needs")?,
+            n => write!(f, "a batch of {n} prompts with {tokens} in all needs")?,
         }
         write!(f, " {peak} at its peak, the limit is {limit}")?;
         self.advice().iter().try_for_each(|advice| write!(f, "; {advice}"))

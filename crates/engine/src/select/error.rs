@@ -1,5 +1,7 @@
 //! What can be wrong with a selector, a budget or a score.
 
+use crate::report::counted;
+
 /// A selector that cannot be used, or scores that cannot be ranked.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -17,8 +19,9 @@ pub enum SelectError {
 
     /// A mandatory set was given to the selector that keeps everything.
     #[error(
-        "`none` keeps every token, so {sinks} sinks and {recent} recent tokens mean nothing; \
-         drop them or choose a selector"
+        "`none` keeps every token, so {} and {} mean nothing; drop them or choose a selector",
+        counted(*sinks, "sink"),
+        counted(*recent, "recent token")
     )]
     MandatoryWithoutEviction {
         /// Sinks asked for.
@@ -29,9 +32,11 @@ pub enum SelectError {
 
     /// K_l is smaller than what must be kept.
     #[error(
-        "budget of {budget} tokens per KV head is below the {needed} that `{selector}` must keep \
-         of a prompt of {n_tokens} tokens ({sinks} sinks, {recent} most recent); \
-         use a budget of at least {needed} or fewer mandatory tokens"
+        "budget of {} per KV head is below the {needed} that `{selector}` must keep of a prompt of \
+         {} ({}, {recent} most recent); use a budget of at least {needed} or fewer mandatory tokens",
+        counted(*budget, "token"),
+        counted(*n_tokens, "token"),
+        counted(*sinks, "sink")
     )]
     BudgetTooSmall {
         /// The selector, in text form.

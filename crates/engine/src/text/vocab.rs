@@ -2,6 +2,7 @@
 
 use super::error::TextError;
 use super::sentencepiece::BLANK;
+use crate::report::counted;
 use std::collections::HashMap;
 use tidekv_format::Metadata;
 
@@ -93,11 +94,16 @@ impl VocabSource {
     pub(super) fn kinds(&self) -> Result<Vec<TokenKind>, TextError> {
         let vocab = self.tokens.len();
         if self.token_types.len() != vocab {
-            let reason = format!("{vocab} tokens, but {} token types", self.token_types.len());
+            let types = counted(self.token_types.len(), "token type");
+            let reason = format!("{}, but {types}", counted(vocab, "token"));
             return Err(TextError::Vocabulary { reason });
         }
-        if let Some(&id) = self.bos.iter().chain(&self.eos).find(|&&id| id as usize >= vocab) {
-            return Err(TextError::TokenOutOfRange { id, vocab });
+        let begin = self.bos.iter().map(|id| ("BOS", id));
+        let mut markers = begin.chain(self.eos.iter().map(|id| ("EOS", id)));
+        if let Some((marker, id)) = markers.find(|&(_, &id)| id as usize >= vocab) {
+            let tokens = counted(vocab, "token");
+            let reason = format!("its {marker} token has the id {id}, and there are {tokens}");
+            return Err(TextError::Vocabulary { reason });
         }
         let kind = |(id, &code): (usize, &i32)| {
             TokenKind::from_code(code).ok_or_else(|| TextError::Vocabulary {
@@ -300,7 +306,7 @@ mod tests {
         let error = |source: VocabSource| source.kinds().unwrap_err().to_string();
         assert!(
             error(VocabSource { token_types: vec![1], ..source.clone() })
-                .contains("2 tokens, but 1 token types")
+                .ends_with("2 tokens, but 1 token type; fetch the model again")
         );
         assert!(
             error(VocabSource { token_types: vec![1, 9], ..source.clone() })
@@ -308,8 +314,10 @@ mod tests {
         );
         assert!(
             error(VocabSource { eos: vec![0, 2], ..source.clone() })
-                .contains("token id 2 is not in the vocabulary of 2")
+                .contains("its EOS token has the id 2, and there are 2 tokens")
         );
-        assert!(error(VocabSource { bos: Some(5), ..source }).contains("token id 5"));
+        assert!(
+            error(VocabSource { bos: Some(5), ..source }).contains("its BOS token has the id 5")
+        );
     }
 }
