@@ -143,11 +143,23 @@ fn name(config: &RunConfig, n_tokens: impl std::fmt::Debug) -> String {
 }
 
 /// Settings for the longest of the prompts: all of them for one on the first tier,
-/// and every seventh, which has every schedule, chunk and selector among them, for
+/// and every fifth, which has every schedule, chunk and selector among them, for
 /// several and on other tiers, where sizes differ and steps do not.
 fn batch_configs(tier: Tier, n_tokens: &[usize]) -> Vec<RunConfig> {
-    let step = if n_tokens.len() == 1 && tier == tiers()[0] { 1 } else { 7 };
+    let step = if n_tokens.len() == 1 && tier == tiers()[0] { 1 } else { 5 };
     configs(*n_tokens.iter().max().unwrap()).into_iter().step_by(step).collect()
+}
+
+#[test]
+fn fewer_settings_have_every_schedule_chunk_and_selector_among_them() {
+    let fewer = batch_configs(tiers()[0], &[90, 90]);
+    assert!(fewer.len() < configs(90).len() / 4);
+    for config in configs(90) {
+        assert!(fewer.iter().any(|other| other.schedule == config.schedule));
+        // Two scorers of one's own are never equal; their names are.
+        let selector = config.selector.to_string();
+        assert!(fewer.iter().any(|other| other.selector.to_string() == selector), "{selector}");
+    }
 }
 
 /// Sizes of the CPU backend for one tier and number of threads.
