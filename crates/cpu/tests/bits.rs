@@ -382,12 +382,8 @@ fn assert_real_model_bits(alias: &str) {
     let (post, _) = record(&engine, &tokens, &config(ScheduleKind::PostPrefill, 1));
     assert_same_prefill(&post, &one_shot, &format!("{alias}: post-prefill"));
     assert!(post.kept.iter().all(|kept| kept.head(0).len() == 256));
-    // Before eviction `tide` and `tide-noevict` take the same steps, so one size shows
-    // the latter; the tiny models have every combination.
-    let both = [ScheduleKind::Chunked, ScheduleKind::Tide];
-    let all = [ScheduleKind::Chunked, ScheduleKind::TideNoEvict, ScheduleKind::Tide];
-    for (chunk, kinds) in [(128, &both[..]), (512, &all), (2048, &both)] {
-        for &kind in kinds {
+    for chunk in [128, 512, 2048] {
+        for kind in [ScheduleKind::Chunked, ScheduleKind::TideNoEvict, ScheduleKind::Tide] {
             let what = format!("{alias}: {kind}, C = {chunk}");
             let (actual, _) = record(&engine, &tokens, &config(kind, chunk));
             assert_same_prefill(&actual, &one_shot, &what);
