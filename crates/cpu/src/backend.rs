@@ -34,13 +34,13 @@ pub struct CpuConfig {
     pub threads: Option<NonZeroUsize>,
     /// Instruction set; by default the best this CPU has.
     pub tier: Option<Tier>,
-    /// Arithmetic of prefill's matrix products.
+    /// Arithmetic of prefill's matrix products and attention.
     pub precision: Precision,
     /// How long packed weights live.
     pub pack: Pack,
 }
 
-/// Arithmetic of prefill's matrix products; attention, scoring and decoding are
+/// Arithmetic of prefill's matrix products and attention; scoring and decoding are
 /// f32 in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Precision {

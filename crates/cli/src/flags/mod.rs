@@ -112,8 +112,8 @@ pub struct CpuFlags {
 /// Arithmetic and storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
-    /// bf16 storage of K/V and hidden states; matrix products of the prompt in the fastest form
-    /// that is more exact than bf16.
+    /// bf16 storage of K/V and hidden states; matrix products and attention of the prompt in the
+    /// fastest form that is more exact than bf16.
     Auto,
     /// Single precision everywhere.
     F32,
