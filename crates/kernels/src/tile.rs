@@ -176,8 +176,8 @@ unsafe fn tile<L: Lanes, O: Operands<L>, R: Rows<L>, const M: usize>(
     }
     // SAFETY: the caller's contract.
     unsafe { product.extend(lanes, row, &mut chains) };
-    for (m, chains) in chains.into_iter().enumerate() {
-        sink.finish(lanes, row + m, chains);
+    for (m, chains) in chains.iter().enumerate() {
+        sink.finish(lanes, row + m, *chains);
     }
 }
 

@@ -362,10 +362,11 @@ fn fix_weights<L: Lanes>(
             let at = first + i * L::N;
             if whole || seen.contains(&at) {
                 let weight = lanes.load(&weights[at..]);
-                let product = lanes.mul(weight, lanes.load(&scales[at..]));
-                // The scale of a hidden value may be NaN.
-                let hides = |product| lanes.select(lanes.le(weight, zero), zero, product);
-                *scaled = if whole { product } else { hides(product) };
+                *scaled = lanes.mul(weight, lanes.load(&scales[at..]));
+                if !whole {
+                    // The scale of a hidden value may be NaN.
+                    *scaled = lanes.select(lanes.le(weight, zero), zero, *scaled);
+                }
             }
         }
         let mut largest = Largest::new(lanes);

@@ -85,7 +85,8 @@ unsafe fn block<L: Lanes, const M: usize>(
     // SAFETY: the scales are the block's first word in A and first row in B.
     unsafe {
         let of_columns = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
-        for (m, (sums, acc)) in sums.iter_mut().zip(acc).enumerate() {
+        // By reference: iterators over values may stay calls, through memory.
+        for (m, (sums, acc)) in sums.iter_mut().zip(&acc).enumerate() {
             let of_row = lanes.of_bits(lanes.splat_i32(*a.add(m * lda)));
             for v in 0..ROW_VECTORS {
                 let scale = lanes.mul(of_row, lanes.of_bits(of_columns[v]));

@@ -86,9 +86,10 @@ pub(crate) fn expand_v<L: Lanes>(
             for word in (0..HALF).step_by(2) {
                 let low = values.two_keys(lanes, first + word, dim);
                 let high = values.two_keys(lanes, first + word + HALF, dim);
-                for (i, (low, high)) in low.into_iter().zip(high).enumerate() {
-                    let inverse = |key: usize| lanes.splat(inverses[first + word + i + key]);
-                    let (low, high) = (lanes.mul(low, inverse(0)), lanes.mul(high, inverse(HALF)));
+                for i in 0..2 {
+                    let key = first + word + i;
+                    let low = lanes.mul(low[i], lanes.splat(inverses[key]));
+                    let high = lanes.mul(high[i], lanes.splat(inverses[key + HALF]));
                     let pair = fixed::pair(lanes, low, high);
                     lanes.store(lanes.of_bits(pair), &mut panel[(1 + word + i) * width..]);
                 }
@@ -107,27 +108,33 @@ struct Values<'a> {
 impl Values<'_> {
     /// Dims `dim..dim + N` of keys `key` (even) and `key + 1`, zero beyond D.
     #[inline(always)]
-    fn two_keys<L: Lanes>(self, lanes: L, key: usize, dim: usize) -> [L::V; 2] {
-        let d = self.layout.head_dim;
-        let row = |row: usize| {
-            let row = &self.block[row * 4 * d..][..4 * d];
-            Padded::new(row, 4 * dim, 4 * d.saturating_sub(dim).min(L::N), 4 * L::N)
-        };
+    fn two_keys<L: Lanes>(&self, lanes: L, key: usize, dim: usize) -> [L::V; 2] {
         match self.layout.element {
             Element::F32 => {
-                let (first, second) = (row(key), row(key + 1));
+                let first = self.units::<L>(key, dim);
+                let second = self.units::<L>(key + 1, dim);
                 [load_f32(lanes, first.bytes()), load_f32(lanes, second.bytes())]
             }
             element => {
-                let (even, odd) = load_pairs(lanes, element, row(key / 2).bytes());
+                let pairs = self.units::<L>(key / 2, dim);
+                let (even, odd) = load_pairs(lanes, element, pairs.bytes());
                 [even, odd]
             }
         }
     }
 
+    /// Dims `dim..dim + N` of a row of the block, which holds a key (F32) or two (16 bit): 4 bytes
+    /// a dim, zeros beyond D.
+    #[inline(always)]
+    fn units<L: Lanes>(&self, row: usize, dim: usize) -> Padded<'_> {
+        let d = self.layout.head_dim;
+        let row = &self.block[row * 4 * d..][..4 * d];
+        Padded::new(row, 4 * dim, 4 * d.saturating_sub(dim).min(L::N), 4 * L::N)
+    }
+
     /// The scales of N keys from `first` on, a key in a lane.
     #[inline(always)]
-    fn scale_of_keys<L: Lanes>(self, lanes: L, first: usize) -> Scale<L> {
+    fn scale_of_keys<L: Lanes>(&self, lanes: L, first: usize) -> Scale<L> {
         let mut by_key = [0.0; MAX_LANES * MAX_LANES];
         for key in (0..L::N).step_by(2) {
             let mut largest = [Largest::new(lanes), Largest::new(lanes)];
