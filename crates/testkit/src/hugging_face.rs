@@ -62,6 +62,8 @@ impl TinySpec {
         };
         let model_type = match self.arch {
             Arch::Gemma3 => "gemma3_text",
+            // The same family with windows has a name of its own.
+            Arch::Llama if self.window.is_some() => "mistral",
             other => other.name(),
         };
         set("model_type", json!(model_type));
@@ -81,6 +83,7 @@ impl TinySpec {
         set("rms_norm_eps", json!(f64::from(self.rms_epsilon)));
         set("rope_theta", json!(f64::from(self.rope_base)));
         set("sliding_window", json!(self.window));
+        set("use_sliding_window", json!(self.window.is_some()));
         let activation = if self.arch.is_gemma() { "gelu_pytorch_tanh" } else { "silu" };
         set("hidden_act", json!(activation));
         if self.arch.is_gemma() {

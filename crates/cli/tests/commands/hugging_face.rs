@@ -54,6 +54,35 @@ fn rotations_that_make_no_sense_are_refused_at_open() {
     ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 0, &[]);
 }
 
+/// Windows, rotations and heads are read as the reference reads them in each family.
+#[test]
+fn a_stated_window_or_rotation_that_the_family_does_not_have_changes_nothing() {
+    let place = Place::new();
+    let model = place.hugging_face(1);
+    let ids = || {
+        let args = ["--prompt-ids", "1,2,3,4,5,6,7,8,9", "--max-tokens", "8", "--json", "-"];
+        let output = tidekv(&[&["run", &model], &args[..]].concat());
+        ends_with(&output, 0, &[]);
+        json(&output)["kept"].clone()
+    };
+    let all = ids();
+    set(&model, "sliding_window", json!(4));
+    set(&model, "no_rope_layers", json!([1, 0, 1]));
+    set(&model, "partial_rotary_factor", json!(0.5));
+    assert_eq!(ids(), all);
+    // The same file is another model where the family has windows.
+    set(&model, "model_type", json!("mistral"));
+    assert_ne!(ids(), all);
+}
+
+#[test]
+fn an_output_projection_that_is_stated_and_missing_is_named() {
+    let place = Place::new();
+    let model = place.hugging_face(1);
+    set(&model, "tie_word_embeddings", json!(false));
+    ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 1, &["lm_head.weight", "missing"]);
+}
+
 #[test]
 fn a_tensor_that_would_be_left_out_is_named() {
     for (name, words) in [

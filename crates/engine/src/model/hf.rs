@@ -249,8 +249,7 @@ impl Config {
         let Some(window) = self.count("sliding_window")?.and_then(NonZeroUsize::new) else {
             return Ok(Vec::new());
         };
-        // Qwen's files state a window that this switch leaves unused.
-        if self.get("use_sliding_window").and_then(Value::as_bool) == Some(false) {
+        if !self.reads_window() {
             return Ok(Vec::new());
         }
         if let Some(Value::Array(types)) = self.get("layer_types") {
@@ -276,6 +275,25 @@ impl Config {
         };
         let bites = window.get() < shape.context && windows.iter().any(Option::is_some);
         Ok(if bites { windows } else { Vec::new() })
+    }
+
+    /// Whether the reference reads `sliding_window` in this family: files of others may
+    /// state one that their model never had.
+    fn reads_window(&self) -> bool {
+        match self.architecture {
+            Architecture::Llama => self.get("model_type").is_some_and(|found| found == "mistral"),
+            // These state a window that a switch leaves unused.
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::SmolLm3 => {
+                self.get("use_sliding_window").and_then(Value::as_bool) == Some(true)
+            }
+            Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Phi3 => true,
+            Architecture::Granite | Architecture::Olmo2 => false,
+        }
+    }
+
+    /// Whether the file says that the output projection is not the embedding.
+    pub(super) fn has_own_head(&self) -> bool {
+        self.get("tie_word_embeddings").and_then(Value::as_bool) == Some(false)
     }
 
     fn arithmetic(&self, shape: &Shape) -> Result<Arithmetic, ModelError> {
@@ -351,9 +369,11 @@ impl Config {
         let parameters = parameters.unwrap_or(&empty);
         let own_base = float(parameters, "rope_theta")?.map(|base| base as f32);
         let base = own_base.or(self.float(base_key)?).unwrap_or(default_base);
-        let partial = match float(parameters, "partial_rotary_factor")? {
-            Some(factor) => Some(factor),
-            None => float(&self.fields, "partial_rotary_factor")?,
+        let partial = match (self.architecture, float(parameters, "partial_rotary_factor")?) {
+            (Architecture::Phi3, None) => float(&self.fields, "partial_rotary_factor")?,
+            (Architecture::Phi3, factor) => factor,
+            // The reference rotates whole heads in the other families, whatever is stated.
+            _ => None,
         };
         let dims = (shape.head_dim as f64 * partial.unwrap_or(1.0)) as usize;
         if dims == 0 || dims % 2 == 1 || dims > shape.head_dim {
@@ -365,13 +385,18 @@ impl Config {
             None => self.count("original_max_position_embeddings")?,
         };
         let (scaling, factors) = scaling::read(parameters, shape.context, original)?;
-        let trained_context = original.unwrap_or(shape.context);
+        let trained_context = match scaling {
+            // It begins where the stated context ends.
+            RopeScaling::Dynamic { .. } => shape.context,
+            _ => original.unwrap_or(shape.context),
+        };
         let style = RopeStyle::of(self.architecture);
         Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
     }
 
     fn layer_ropes(&self, shape: &Shape, n: usize) -> Result<Vec<Option<usize>>, ModelError> {
-        if let Some(Value::Array(rotates)) = self.get("no_rope_layers") {
+        let smollm3 = self.architecture == Architecture::SmolLm3;
+        if let (true, Some(Value::Array(rotates))) = (smollm3, self.get("no_rope_layers")) {
             let layer = |value: &Value| match value.as_u64() {
                 Some(0) => Ok(None),
                 Some(_) => Ok(Some(0)),
@@ -383,7 +408,7 @@ impl Config {
             }
             return Ok(layers);
         }
-        if self.architecture == Architecture::SmolLm3 {
+        if smollm3 {
             let period = self.count("no_rope_layer_interval")?.unwrap_or(4).max(1);
             return Ok(patterned_ropes(shape.n_layers, period));
         }
