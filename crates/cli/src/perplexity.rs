@@ -212,11 +212,13 @@ fn window(text: &str) -> Result<NonZeroUsize, String> {
 /// Why the windows are not read, and what can be done.
 fn refused(refusal: &Refusal, smaller_window: Option<String>) -> String {
     let (peak, limit) = Bytes::told_apart(refusal.plan.peak_bytes(), refusal.limit);
-    let mut advice = Vec::from_iter(smaller_window);
     // The floor of these settings says little where a smaller window fits.
-    if advice.is_empty() || !refusal.suggestions.is_empty() {
-        advice.extend(refusal.changes());
-    }
+    let mut advice = match smaller_window.is_none() || !refusal.suggestions.is_empty() {
+        true => refusal.changes(),
+        false => Vec::new(),
+    };
+    let another = |window| format!("{window}, which is another measure: less lies before a token");
+    advice.extend(smaller_window.map(another));
     format!(
         "a window of {} needs {peak}, the limit is {limit}; {}",
         counted(refusal.plan.n_tokens, "token"),

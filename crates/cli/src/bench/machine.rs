@@ -101,9 +101,15 @@ impl Machine {
 
     /// What was measured earlier, for this processor with these settings.
     pub fn kept(isa: &str, threads: usize) -> Option<Machine> {
-        let machine: Machine = serde_json::from_slice(&fs::read(path()).ok()?).ok()?;
+        let path = path();
+        // Anything but a file, such as a named pipe, could keep us waiting.
+        let kept = fs::metadata(&path).ok()?.is_file().then(|| fs::read(path).ok())??;
+        let machine: Machine = serde_json::from_slice(&kept).ok()?;
         let same = machine.cpu == processor() && machine.isa == isa && machine.threads == threads;
-        same.then_some(machine)
+        let [narrow, wide] = machine.attention_flops;
+        // No machine is that slow: the file was damaged.
+        let sound = [machine.product_flops, narrow, wide].into_iter().all(|rate| rate >= 1e6);
+        (same && sound).then_some(machine)
     }
 
     /// Ceilings of the instruction set in use.

@@ -5,7 +5,7 @@ use crate::exit;
 use crate::flags::{CacheFlags, CpuFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, Printer, counted, table};
+use crate::output::{JsonTarget, Printer, counted, printable, table};
 use crate::progress::{Extent, Watch, seconds};
 use crate::random::Random;
 use anyhow::ensure;
@@ -316,7 +316,7 @@ impl Report {
         }
         format!(
             "{} on {} ({}), {} keeps {}; f32 multiply-adds {} GFLOP/s\n\n{}\n{}",
-            self.model,
+            printable(&self.model),
             counted(self.threads, "thread"),
             self.isa,
             self.selector,

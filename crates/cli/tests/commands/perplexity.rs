@@ -106,14 +106,16 @@ fn a_refusal_says_what_fits_and_that_does() {
         stderr(&output)
     };
     let smallest = |said: &str| {
-        let flags = said.split("use ").nth(1).unwrap().split(';').next().unwrap();
+        let flags = said.split("use ").nth(1).unwrap().split(',').next().unwrap();
         flags.trim().split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
     let peak = json(&measure(&place, &[&file, "--json", "-"]))["planned_peak_bytes"].clone();
     let limit = (peak.as_u64().unwrap() / 4 * 3).to_string();
     let limit = ["--memory-limit", &limit];
     let said = refused(&limit);
-    assert!(said.contains("--chunk"), "{said}");
+    // What changes nothing comes before what changes the measure.
+    assert!(said.find("--chunk") < said.find("--context-size"), "{said}");
+    assert!(said.contains("--chunk") && said.contains("another measure"), "{said}");
     let flags = smallest(&said);
     assert_eq!((flags.len(), flags[0].as_str()), (2, "--context-size"), "{said}");
     let fits = |flags: &[String]| {
