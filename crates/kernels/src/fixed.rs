@@ -88,27 +88,40 @@ pub(crate) fn fix_row<L: Lanes>(lanes: L, row: &mut [f32], k: usize) {
         block.fill(0.0);
         block[..half].copy_from_slice(&row[from..from + half]);
         block[BLOCK / 2..][..len - half].copy_from_slice(&row[from + half..from + len]);
-        fix_row_block(lanes, &block, &mut row[index * (1 + words(BLOCK))..][..1 + half]);
+        let mut vectors = [lanes.splat(0.0); MAX_VECTORS];
+        for (vector, from) in vectors.iter_mut().zip(block.chunks_exact(L::N)) {
+            *vector = lanes.load(from);
+        }
+        fix_row_block(lanes, &vectors, &mut row[index * (1 + words(BLOCK))..][..1 + half]);
     }
 }
 
-/// Writes `[scale, words]` of a block of activations whose halves begin at 0 and `BLOCK / 2`.
+/// Vectors of a block on the tier with the fewest lanes.
+pub(crate) const MAX_VECTORS: usize = BLOCK / 8;
+
+/// Writes `[scale, words]` of a block of activations, given as its first `BLOCK / N` vectors: its
+/// halves begin at 0 and `BLOCK / 2`.
 #[inline(always)]
-fn fix_row_block<L: Lanes>(lanes: L, block: &[f32; BLOCK], fixed: &mut [f32]) {
+pub(crate) fn fix_row_block<L: Lanes>(lanes: L, block: &[L::V; MAX_VECTORS], fixed: &mut [f32]) {
+    const { assert!(BLOCK / L::N <= MAX_VECTORS) };
     let mut largest = Largest::new(lanes);
-    for vector in block.chunks_exact(L::N) {
-        largest.see(lanes, lanes.load(vector));
+    for vector in block.iter().take(BLOCK / L::N) {
+        largest.see(lanes, *vector);
     }
     // Every lane gets the largest of all.
     let most = lanes.splat(lanes.reduce_max(largest.magnitude(lanes)));
     let Scale { scale, inverse } = scale_of(lanes, most, Q_ROWS);
-    let (first, second) = block.split_at(BLOCK / 2);
-    fixed[0] = lanes.first_lane(scale);
-    let pairs = first.chunks_exact(L::N).zip(second.chunks_exact(L::N));
-    for (words, (low, high)) in fixed[1..].chunks_mut(L::N).zip(pairs) {
-        let low = lanes.mul(lanes.load(low), inverse);
-        let pair = pair(lanes, low, lanes.mul(lanes.load(high), inverse));
-        lanes.store_first(lanes.of_bits(pair), words);
+    let half = BLOCK / 2 / L::N;
+    let (scale_word, words) = fixed.split_at_mut(1);
+    scale_word[0] = lanes.first_lane(scale);
+    for i in 0..half {
+        let (low, high) = (lanes.mul(block[i], inverse), lanes.mul(block[half + i], inverse));
+        let pair = lanes.of_bits(pair(lanes, low, high));
+        match words.len() == BLOCK / 2 {
+            true => lanes.store(pair, &mut words[i * L::N..]),
+            // A short block's words end somewhere.
+            false => lanes.store_first(pair, words.get_mut(i * L::N..).unwrap_or_default()),
+        }
     }
 }
 
@@ -155,7 +168,7 @@ impl<L: Lanes> Largest<L> {
 
 /// The scale of blocks with these largest magnitudes, for integers up to `q`; NaN for infinity.
 #[inline(always)]
-pub(crate) fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
+fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     let zero = lanes.splat(0.0);
     let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
     let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));

@@ -48,6 +48,28 @@ impl Factors {
     }
 }
 
+impl Factors {
+    /// [`tile::multiply`] of a product in this form; in fixed point the slices hold words, and the
+    /// rows of B follow each other.
+    #[inline(always)]
+    pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
+        self,
+        lanes: L,
+        product: Product<'_>,
+        rows: usize,
+        sink: &mut R,
+    ) {
+        match self {
+            Factors::F32 => tile::multiply(lanes, product, rows, sink),
+            Factors::Fixed => {
+                let Product { a, lda, b, ldb: _, k } = product;
+                let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
+                tile::multiply(lanes, FixedProduct { a, lda, b, k }, rows, sink);
+            }
+        }
+    }
+}
+
 /// Columns of a packed panel, NR, on this tier.
 pub fn panel_width(isa: Isa) -> usize {
     struct Width;
@@ -260,17 +282,8 @@ impl Kernel for Multiply<'_> {
                             epilogue: epilogue.starting_at(n0 + j),
                         };
                         let k = k1 - k0;
-                        match factors {
-                            Factors::F32 => {
-                                let product = Product { a, lda, b, ldb: width, k };
-                                tile::multiply(lanes, product, rows, &mut output);
-                            }
-                            Factors::Fixed => {
-                                let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
-                                let product = FixedProduct { a, lda, b, k };
-                                tile::multiply(lanes, product, rows, &mut output);
-                            }
-                        }
+                        let product = Product { a, lda, b, ldb: width, k };
+                        factors.multiply(lanes, product, rows, &mut output);
                     }
                 }
             }

@@ -7,7 +7,6 @@ use crate::exp::soft_cap;
 use crate::gemm::Factors;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::Lanes;
-use crate::tile::fixed::FixedProduct;
 use crate::tile::{self, Product, ROW_VECTORS, Rows};
 
 /// Query rows stacked as `[position][head]`: `group` heads at each absolute position from
@@ -104,17 +103,8 @@ impl Logits<'_> {
             let b = &self.k_panels[panel * self.factors.floats(d) * width..];
             let mut sink =
                 Store { out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..] };
-            match self.factors {
-                Factors::F32 => {
-                    let product = Product { a, lda: d, b, ldb: width, k: d };
-                    tile::multiply(lanes, product, end - first, &mut sink);
-                }
-                Factors::Fixed => {
-                    let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
-                    let product = FixedProduct { a, lda: d, b, k: d };
-                    tile::multiply(lanes, product, end - first, &mut sink);
-                }
-            }
+            let product = Product { a, lda: d, b, ldb: width, k: d };
+            self.factors.multiply(lanes, product, end - first, &mut sink);
         }
         if let Some(cap) = self.softcap {
             self.cap(lanes, cap, rows, keys, out);

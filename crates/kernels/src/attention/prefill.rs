@@ -6,12 +6,11 @@ use super::Attend;
 use super::logits::{Logits, Stack, pack_query};
 use super::output::{Extend, normalise, rescale};
 use super::softmax::Running;
-use crate::fixed::{self, BLOCK, Largest, Q_ROWS, Scale, fix_row};
+use crate::fixed::{self, BLOCK, MAX_VECTORS, fix_row, fix_row_block};
 use crate::gemm::Factors;
 use crate::kv::expand::{self, expand_k, expand_v, k_panels_len, v_panels_len};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes};
-use crate::tile::fixed::FixedProduct;
 use crate::tile::{self, Product};
 
 /// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few
@@ -51,7 +50,8 @@ impl Kernel for ScratchLen {
 }
 
 /// Floats of each scratch part for a tile of `rows` stacked rows: K panels, V panels, scales of
-/// values, queries, weights, weights in fixed point, output, maxima and sums. Enough for either form of factors.
+/// values, queries, weights, weights in fixed point, output, maxima and sums. Enough for either form
+/// of factors.
 fn parts<L: Lanes>(layout: KvLayout, rows: usize) -> [usize; 9] {
     let d = layout.head_dim;
     [
@@ -315,17 +315,18 @@ impl<'a> Tile<'a> {
         let skipped = fixed::row_len(start);
         for panel in 0..self.out_width / width {
             let b = &self.v_panels[(panel * fixed::row_len(KEY_BLOCK) + skipped) * width..];
-            let product = FixedProduct {
-                a: bytemuck::cast_slice(&self.fixed_weights[skipped..]),
+            let product = Product {
+                a: &self.fixed_weights[skipped..],
                 lda: fixed::row_len(KEY_BLOCK),
-                b: bytemuck::cast_slice(b),
+                b,
+                ldb: width,
                 k: end - start,
             };
             let mut sink = Extend {
                 out: &mut self.out[rows.start * self.out_width + panel * width..],
                 stride: self.out_width,
             };
-            tile::multiply(lanes, product, rows.len(), &mut sink);
+            Factors::Fixed.multiply(lanes, product, rows.len(), &mut sink);
         }
     }
 
@@ -351,13 +352,11 @@ fn fix_weights<L: Lanes>(
     visible: Range<usize>,
     fixed: &mut [f32],
 ) {
-    const MOST: usize = BLOCK / 8;
-    const { assert!(BLOCK / L::N <= MOST) };
     let zero = lanes.splat(0.0);
     let whole = visible == (0..KEY_BLOCK);
     let seen = visible.start / L::N * L::N..visible.end.next_multiple_of(L::N);
     for first in (0..KEY_BLOCK).step_by(BLOCK) {
-        let mut scaled = [zero; MOST];
+        let mut scaled = [zero; MAX_VECTORS];
         for (i, scaled) in scaled.iter_mut().take(BLOCK / L::N).enumerate() {
             let at = first + i * L::N;
             if whole || seen.contains(&at) {
@@ -369,19 +368,7 @@ fn fix_weights<L: Lanes>(
                 }
             }
         }
-        let mut largest = Largest::new(lanes);
-        for scaled in scaled.iter().take(BLOCK / L::N) {
-            largest.see(lanes, *scaled);
-        }
-        let most = lanes.splat(lanes.reduce_max(largest.magnitude(lanes)));
-        let Scale { scale, inverse } = fixed::scale_of(lanes, most, Q_ROWS);
         let fixed = &mut fixed[fixed::row_len(first)..][..fixed::row_len(BLOCK)];
-        fixed[0] = lanes.first_lane(scale);
-        let half = BLOCK / 2 / L::N;
-        for i in 0..half {
-            let (low, high) = (scaled[i], scaled[half + i]);
-            let pair = fixed::pair(lanes, lanes.mul(low, inverse), lanes.mul(high, inverse));
-            lanes.store(lanes.of_bits(pair), &mut fixed[1 + i * L::N..]);
-        }
+        fix_row_block(lanes, &scaled, fixed);
     }
 }
