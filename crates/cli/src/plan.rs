@@ -166,12 +166,7 @@ impl Args {
             Precision::Auto => Machine::kept(isa.name(), threads),
             Precision::F32 => None,
         };
-        // The order and its chunks do not matter, and this one has the fewest steps.
-        let whole = ScheduleKind::OneShot.with_chunk(self.run.chunk);
-        let work = || {
-            let steps = whole.steps(shape.n_layers, n_tokens);
-            steps.fold(Work::default(), |sum, step| sum + Work::of(shape, n_tokens, &step))
-        };
+        let work = || Work::of_prompts(shape, n_tokens);
         Ok(machine.map(|machine| machine.seconds(&work(), shape.head_dim)))
     }
 

@@ -10,6 +10,7 @@ use crate::product::RowsMut;
 use crate::sizes::{SLAB, kernel_element, query_rows};
 use crate::weights::CpuWeights;
 use std::hint::black_box;
+use std::iter::Sum;
 use std::time::{Duration, Instant};
 use tidekv::Element;
 use tidekv::model::Shape;
@@ -35,6 +36,15 @@ impl Sample {
     /// Work per second.
     pub fn rate(&self) -> f64 {
         self.work / self.seconds
+    }
+}
+
+impl Sum for Sample {
+    fn sum<I: Iterator<Item = Sample>>(samples: I) -> Sample {
+        samples.fold(Sample { work: 0.0, seconds: 0.0 }, |sum, sample| Sample {
+            work: sum.work + sample.work,
+            seconds: sum.seconds + sample.seconds,
+        })
     }
 }
 
@@ -133,11 +143,7 @@ pub fn product(cpu: &Cpu, weights: WeightType, [rows, n, k]: [usize; 3]) -> Opti
 /// [`product`] of every matrix of a layer of a loaded model, summed.
 pub fn layer_products(cpu: &Cpu, weights: &CpuWeights, layer: usize, rows: usize) -> Sample {
     let matrices = weights.matrices(layer).matrices();
-    let samples = matrices.map(|matrix| product_of(cpu, &weights.view(matrix), rows));
-    samples.into_iter().fold(Sample { work: 0.0, seconds: 0.0 }, |sum, sample| Sample {
-        work: sum.work + sample.work,
-        seconds: sum.seconds + sample.seconds,
-    })
+    matrices.into_iter().map(|matrix| product_of(cpu, &weights.view(matrix), rows)).sum()
 }
 
 fn product_of(cpu: &Cpu, weights: &WeightView<'_>, rows: usize) -> Sample {

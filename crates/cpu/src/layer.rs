@@ -58,7 +58,7 @@ impl Cpu {
         index: usize,
         panels: &'a [f32],
     ) -> LayerMatrices<'a> {
-        LayerMatrices { weights, index, panels, ends: self.sizes.panel_ends(&weights.shape) }
+        LayerMatrices { weights, index, panels, ranges: self.sizes.panels(&weights.shape) }
     }
 
     /// Packs all matrices of a layer where their panels are kept.
@@ -68,16 +68,13 @@ impl Cpu {
         index: usize,
         work: &mut Workspace<Self>,
     ) {
-        let mut rest = self.sizes.split(&weights.shape, work.scratch.floats_mut()).layer;
-        if rest.is_empty() {
+        let layer = self.sizes.split(&weights.shape, work.scratch.floats_mut()).layer;
+        if layer.is_empty() {
             return;
         }
-        let mut start = 0;
-        let ends = self.sizes.panel_ends(&weights.shape);
-        for (matrix, end) in weights.matrices(index).matrices().into_iter().zip(ends) {
-            let (panels, others) = rest.split_at_mut(end - start);
-            self.compute().pack(&weights.view(matrix), 0, panels);
-            (rest, start) = (others, end);
+        let ranges = self.sizes.panels(&weights.shape);
+        for (matrix, range) in weights.matrices(index).matrices().into_iter().zip(ranges) {
+            self.compute().pack(&weights.view(matrix), 0, &mut layer[range]);
         }
     }
 

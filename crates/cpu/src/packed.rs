@@ -7,6 +7,7 @@
 
 use crate::weights::CpuWeights;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use tidekv::model::Shape;
 use tidekv_kernels::quant::WeightView;
@@ -105,24 +106,20 @@ pub(crate) struct Operand<'a> {
 }
 
 /// The matrices of one layer.
-#[derive(Clone, Copy)]
 pub(crate) struct LayerMatrices<'a> {
     pub(crate) weights: &'a CpuWeights,
     pub(crate) index: usize,
     /// Panels of all of them, or empty.
     pub(crate) panels: &'a [f32],
-    /// Where the panels of each end.
-    pub(crate) ends: [usize; Projection::COUNT],
+    /// Where the panels of each lie.
+    pub(crate) ranges: [Range<usize>; Projection::COUNT],
 }
 
 impl<'a> LayerMatrices<'a> {
     pub(crate) fn operand(&self, projection: Projection) -> Operand<'a> {
         let at = projection as usize;
         let matrix = self.weights.matrices(self.index).matrices()[at];
-        let start = if at == 0 { 0 } else { self.ends[at - 1] };
-        Operand {
-            weights: self.weights.view(matrix),
-            panels: (!self.panels.is_empty()).then(|| &self.panels[start..self.ends[at]]),
-        }
+        let panels = (!self.panels.is_empty()).then(|| &self.panels[self.ranges[at].clone()]);
+        Operand { weights: self.weights.view(matrix), panels }
     }
 }

@@ -3,6 +3,7 @@
 use crate::activation::Strides;
 use crate::backend::{CpuConfig, CpuError};
 use crate::packed::{Pack, Projection, Scratch, dims};
+use std::ops::Range;
 use tidekv::Element;
 use tidekv::backend::Sizes;
 use tidekv::memory::layout::{buffer, product};
@@ -49,14 +50,15 @@ impl CpuSizes {
         SLAB.min(most).max(panel)
     }
 
-    /// Where the panels of each matrix of a layer end, in floats.
-    pub(crate) fn panel_ends(&self, shape: &Shape) -> [usize; Projection::COUNT] {
+    /// Where the panels of each matrix of a layer lie, in floats.
+    pub(crate) fn panels(&self, shape: &Shape) -> [Range<usize>; Projection::COUNT] {
         let width = gemm::panel_width(self.isa);
         let mut end = 0usize;
         dims(shape).map(|(n, k)| {
             let panel = self.factors.floats(k).saturating_mul(width);
+            let start = end;
             end = end.saturating_add(n.div_ceil(width).saturating_mul(panel));
-            end
+            start..end
         })
     }
 
@@ -64,7 +66,7 @@ impl CpuSizes {
     fn layer(&self, shape: &Shape) -> usize {
         match self.pack {
             Pack::Slab => 0,
-            Pack::Layer => self.panel_ends(shape)[Projection::COUNT - 1],
+            Pack::Layer => self.panels(shape)[Projection::COUNT - 1].end,
         }
     }
 

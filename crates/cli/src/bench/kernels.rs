@@ -131,13 +131,11 @@ impl Report {
 
 /// The matrices of a layer, summed.
 fn products(cpu: &Cpu, shape: &Shape, types: [WeightType; 7]) -> anyhow::Result<Sample> {
-    let mut sum = Sample { work: 0.0, seconds: 0.0 };
-    for ([n, k], weights) in bench::matrices(shape).into_iter().zip(types) {
+    let product = |([n, k], weights): ([usize; 2], WeightType)| {
         let sample = bench::product(cpu, weights, [ROWS, n, k]);
-        let sample = sample.with_context(|| format!("{k} columns of {weights}"))?;
-        sum = Sample { work: sum.work + sample.work, seconds: sum.seconds + sample.seconds };
-    }
-    Ok(sum)
+        sample.with_context(|| format!("{k} columns of {weights}"))
+    };
+    bench::matrices(shape).into_iter().zip(types).map(product).sum()
 }
 
 /// Runs the command.

@@ -119,9 +119,8 @@ impl Machine {
 
     /// Seconds that prefill takes, by the kernels' rates.
     pub fn seconds(&self, work: &Work, head_dim: usize) -> f64 {
-        let narrow = usize::from(head_dim > 96);
-        let attention = self.attention_flops[narrow];
-        work.products / self.product_flops + (work.attention + work.scoring) / attention
+        let [narrow, wide] = self.attention_flops;
+        work.seconds(self.product_flops, if head_dim > 96 { wide } else { narrow })
     }
 
     fn text(&self) -> String {

@@ -180,6 +180,7 @@ impl Args {
                  --rope-scaling",
                 shape.context
             );
+            let work = Work::of_prompts(shape, &[tokens]);
             for kind in &self.schedules {
                 let mut schedules: Vec<Schedule> =
                     self.chunk.iter().map(|&chunk| kind.with_chunk(chunk)).collect();
@@ -188,9 +189,6 @@ impl Args {
                 for schedule in schedules {
                     let config = RunConfig { schedule, ..self.config() };
                     engine.plan(&config, tokens)?;
-                    let steps = schedule.steps(shape.n_layers, std::slice::from_ref(&tokens));
-                    let work = steps
-                        .fold(Work::default(), |sum, step| sum + Work::of(shape, &[tokens], &step));
                     let chunk = schedule.chunk().rows(tokens);
                     cases.push(Case {
                         prompt_tokens: tokens,
@@ -258,7 +256,7 @@ fn predicted(
     let products = bench::layer_products(cpu, engine.weights()?, shape.n_layers / 2, rows);
     let heads = Heads::of(shape, config.kv);
     let attention = bench::attention(cpu, &heads, rows, n_tokens.min(MOST_KEYS));
-    Ok(work.products / products.rate() + (work.attention + work.scoring) / attention.rate())
+    Ok(work.seconds(products.rate(), attention.rate()))
 }
 
 /// Tokens per second of feeding `n` tokens one after the other.

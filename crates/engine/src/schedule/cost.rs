@@ -1,8 +1,9 @@
 //! What a step costs: floating-point operations, for progress, remaining time and rates.
 
-use super::Step;
+use super::{ScheduleKind, Step};
 use crate::model::Shape;
-use std::ops::{Add, AddAssign};
+use std::num::NonZeroUsize;
+use std::ops::Add;
 
 /// Floating-point operations, the unit in which progress is measured.
 pub type Cost = f64;
@@ -59,6 +60,20 @@ impl Work {
         }
     }
 
+    /// Of reading prompts of `n_tokens` tokens each.
+    pub fn of_prompts(shape: &Shape, n_tokens: &[usize]) -> Work {
+        // Any order would do; this one has the fewest steps.
+        let whole = ScheduleKind::OneShot.with_chunk(NonZeroUsize::MIN);
+        let steps = whole.steps(shape.n_layers, n_tokens);
+        steps.fold(Work::default(), |sum, step| sum + Work::of(shape, n_tokens, &step))
+    }
+
+    /// Seconds that it takes at these rates, in floating-point operations per second; scoring goes at
+    /// the rate of attention, whose arithmetic it has.
+    pub fn seconds(&self, products: f64, attention: f64) -> f64 {
+        self.products / products + (self.attention + self.scoring) / attention
+    }
+
     /// All of it.
     pub fn total(&self) -> Cost {
         self.products + self.attention + self.scoring
@@ -84,12 +99,6 @@ impl Add for Work {
     }
 }
 
-impl AddAssign for Work {
-    fn add_assign(&mut self, other: Work) {
-        *self = *self + other;
-    }
-}
-
 /// What one step counts in progress. Attention of a chunk grows with its position, so that progress
 /// moves evenly although later chunks take longer.
 pub fn step_cost(shape: &Shape, n_tokens: &[usize], step: &Step) -> Cost {
@@ -104,8 +113,6 @@ pub fn step_cost(shape: &Shape, n_tokens: &[usize], step: &Step) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::ScheduleKind;
-    use std::num::NonZeroUsize;
 
     fn shape(window: Option<usize>) -> Shape {
         Shape {
@@ -138,13 +145,13 @@ mod tests {
                     attention: 4.0 * 16.0 * (2.0 * all + last),
                     scoring: if window.is_none() { 3.0 * 4.0 * 32.0 * rows * 16.0 } else { 0.0 },
                 };
+                assert_eq!(Work::of_prompts(&shape, &[n_tokens]), expected);
                 for kind in ScheduleKind::ALL {
                     let schedule = kind.with_chunk(NonZeroUsize::new(4).unwrap());
                     let tokens = [n_tokens];
-                    let mut work = Work::default();
-                    for step in schedule.steps(3, &tokens) {
-                        work += Work::of(&shape, &tokens, &step);
-                    }
+                    let steps = schedule.steps(3, &tokens);
+                    let work = steps
+                        .fold(Work::default(), |sum, step| sum + Work::of(&shape, &tokens, &step));
                     assert_eq!(work, expected, "{kind}, {n_tokens} tokens, window {window:?}");
                 }
             }
