@@ -12,8 +12,9 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::borrow::Cow;
 use std::fmt::{self, Write};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What one rendering may take beside what its messages add: an instruction costs
 /// one, and so do 64 bytes that an instruction makes. Templates come from files
@@ -49,6 +50,15 @@ const MAX_JSON_DEPTH: usize = 64;
 /// source takes a second. Of 70 published templates the longest expression has 58.
 const MAX_TAG_TOKENS: usize = 512;
 
+/// What one rendering or compiling may last, beside [`TIME_PER_MEGABYTE`] of its
+/// messages. Two things cost no fuel, and a template can make them endless: lists
+/// that are added, each the sum of the one before with itself, and elements of such
+/// sums by index. Published templates take milliseconds.
+const TIME: Duration = Duration::from_secs(10);
+
+/// What a MiB of messages adds: a thousand times what a pass over it takes.
+const TIME_PER_MEGABYTE: Duration = Duration::from_secs(1);
+
 /// What is rendered.
 pub(super) struct Request<'a> {
     pub(super) source: &'a str,
@@ -60,10 +70,22 @@ pub(super) struct Request<'a> {
 
 impl Request<'_> {
     /// What the rendering may take.
-    fn fuel(&self) -> u64 {
+    fn limits(&self) -> Limits {
         let bytes: u64 = self.messages.iter().map(|message| message.content.len() as u64).sum();
-        FUEL + self.messages.len() as u64 * FUEL_OF_MESSAGE + bytes / BYTES_PER_FUEL
+        let messages = self.messages.len() as u64;
+        let megabytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+        Limits {
+            fuel: FUEL + messages * FUEL_OF_MESSAGE + bytes / BYTES_PER_FUEL,
+            time: TIME + TIME_PER_MEGABYTE.saturating_mul(megabytes),
+        }
     }
+}
+
+/// What one rendering may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    fuel: u64,
+    time: Duration,
 }
 
 /// Compiles a template and forgets it.
@@ -76,9 +98,10 @@ pub(super) fn check(source: &str) -> Result<(), TextError> {
         return Err(TextError::Template { problem, line: None });
     }
     refuse_long_tags(source)?;
-    let compile =
-        || environment(UNIX_EPOCH, 0)?.template_from_str(source).map(drop).map_err(explain);
-    on_large_stack(source, FUEL, compile)
+    let compile = |source: &str| {
+        environment(UNIX_EPOCH, 0)?.template_from_str(source).map(drop).map_err(explain)
+    };
+    within(Limits { fuel: FUEL, time: TIME }, source, compile)
 }
 
 /// Refuses expressions that would take long to compile. What is no Jinja is left to
@@ -103,19 +126,25 @@ fn refuse_long_tags(source: &str) -> Result<(), TextError> {
 
 /// Renders a chat.
 pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
-    let fuel = request.fuel();
-    on_large_stack(request.source, fuel, || render_here(request, fuel))
+    let limits = request.limits();
+    let now = request.options.now;
+    let context = context(&request);
+    within(limits, request.source, move |source| {
+        let environment = environment(now, limits.fuel)?;
+        let template = environment.template_from_str(source).map_err(explain)?;
+        template.render(context).map_err(explain)
+    })
 }
 
-fn render_here(request: Request<'_>, fuel: u64) -> Result<String, TextError> {
-    let environment = environment(request.options.now, fuel)?;
-    let template = environment.template_from_str(request.source).map_err(explain)?;
-    let message = |Message { role, content }| {
+/// What a template sees.
+fn context(request: &Request<'_>) -> Value {
+    let message = |Message { role, content }: &Message| {
+        let (role, content) = (role.as_str(), content.as_str());
         Value::from_pairs([("role", Value::from(role)), ("content", Value::from(content))])
     };
     let add_generation_prompt = request.options.generation_prompt == GenerationPrompt::Add;
     let mut context = vec![
-        ("messages", request.messages.into_iter().map(message).collect::<Value>()),
+        ("messages", request.messages.iter().map(message).collect::<Value>()),
         ("add_generation_prompt", Value::from(add_generation_prompt)),
         // Templates tell "no tools" (none) from "the caller knows no tools" (undefined).
         ("tools", Value::from(())),
@@ -123,25 +152,39 @@ fn render_here(request: Request<'_>, fuel: u64) -> Result<String, TextError> {
     ];
     context.extend(request.bos.map(|token| ("bos_token", Value::from(token))));
     context.extend(request.eos.map(|token| ("eos_token", Value::from(token))));
-    template.render(Value::from_pairs(context)).map_err(explain)
+    Value::from_pairs(context)
 }
 
-/// Calls `work` on a thread whose stack suffices for what `source` and `fuel` can nest.
-fn on_large_stack<T: Send>(
+/// Calls `work` with `source` on a thread whose stack suffices for what the source and
+/// the fuel can nest, and waits for it as long as it may last. A thread cannot be
+/// stopped: one that lasts longer ends with the process.
+fn within<T: Send + 'static>(
+    limits: Limits,
     source: &str,
-    fuel: u64,
-    work: impl FnOnce() -> Result<T, TextError> + Send,
+    work: impl FnOnce(&str) -> Result<T, TextError> + Send + 'static,
 ) -> Result<T, TextError> {
-    let values = usize::try_from(fuel).unwrap_or(usize::MAX).saturating_mul(STACK_PER_FUEL);
+    let values = usize::try_from(limits.fuel).unwrap_or(usize::MAX).saturating_mul(STACK_PER_FUEL);
     let nested = source.len().saturating_mul(STACK_PER_SOURCE_BYTE).saturating_add(values);
     let builder = thread::Builder::new().stack_size(STACK.saturating_add(nested));
     let failed = |problem: String| TextError::Template { problem, line: None };
-    thread::scope(|scope| {
-        let thread = builder
-            .spawn_scoped(scope, work)
-            .map_err(|error| failed(format!("no thread to render it on: {error}")))?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    let (done, result) = mpsc::sync_channel(1);
+    let source = source.to_owned();
+    let thread = builder
+        .spawn(move || {
+            // Whoever waited may have left.
+            let _ = done.send(work(&source));
+        })
+        .map_err(|error| failed(format!("no thread to render it on: {error}")))?;
+    match result.recv_timeout(limits.time) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => {
+            Err(failed(format!("it takes more than {} s", limits.time.as_secs())))
+        }
+        Err(RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => Err(failed("it ended without a result".to_owned())),
+        },
+    }
 }
 
 fn syntax() -> Result<SyntaxConfig, TextError> {

@@ -1,5 +1,5 @@
 use super::*;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 fn render_with(source: &str, content: &str) -> Result<String, TextError> {
     let options = ChatOptions {
@@ -134,6 +134,36 @@ fn templates_cannot_run_for_ever() {
     }
     let deep = "{% set ns = namespace(v=[]) %}{% for i in range(100) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v | tojson }}";
     assert!(refused(deep).contains("nested deeper than 64"));
+}
+
+#[test]
+fn what_costs_no_fuel_ends_in_time() {
+    // A list added to itself 40 times has 10^12 elements.
+    let doubled = "{% set ns = namespace(v=[1]) %}{% for i in range(40) %}{% set ns.v = ns.v + ns.v %}{% endfor %}";
+    let limits = Limits { fuel: FUEL, time: Duration::from_millis(50) };
+    let render = |source: &str| {
+        let environment = environment(UNIX_EPOCH, FUEL)?;
+        environment.template_from_str(source).map_err(explain)?.render(()).map_err(explain)
+    };
+    let start = Instant::now();
+    let error = within(limits, doubled, render).unwrap_err().to_string();
+    assert!(error.contains("takes more than 0 s"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // Fewer are no trouble.
+    assert_eq!(within(limits, &doubled.replace("40", "10"), render).unwrap(), "");
+
+    let options = ChatOptions { generation_prompt: GenerationPrompt::Omit, now: UNIX_EPOCH };
+    let messages = vec![Message::new("user", "x".repeat(3 << 20))];
+    let request = Request { source: "", messages, bos: None, eos: None, options: &options };
+    assert_eq!(request.limits().time, TIME + 3 * TIME_PER_MEGABYTE);
+}
+
+#[test]
+fn a_panic_while_rendering_reaches_the_caller() {
+    let limits = Limits { fuel: FUEL, time: TIME };
+    let panics = || within::<()>(limits, "", |_| panic!("as before"));
+    let panic = std::panic::catch_unwind(panics).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"as before"));
 }
 
 #[test]
