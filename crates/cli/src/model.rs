@@ -1,7 +1,7 @@
 //! From a model argument to a model on the CPU.
 
 use crate::interrupt::Interrupt;
-use crate::output::note;
+use crate::output::{counted, note};
 use anyhow::{Context, bail, ensure};
 use std::ffi::OsStr;
 use std::io::IsTerminal;
@@ -11,7 +11,7 @@ use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
 use tidekv_cpu::{Cpu, CpuConfig};
 use tidekv_fetch::{ModelRef, Progress, Pulled, Sources, Store};
-use tidekv_format::NumberedName;
+use tidekv_format::{NumberedName, is_gguf_model_name};
 
 /// Help text of every model argument.
 pub const MODEL_HELP: &str = "A GGUF file (any part of a split one) or a directory of one, a Hugging Face directory, a known \
@@ -101,57 +101,92 @@ fn refuse_streams(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Path of a model, fetched if absent. A directory that has no safetensors stands for
-/// the GGUF model in it.
+/// Path of a model, fetched if absent. A directory with one GGUF model and no other stands for
+/// that model.
 ///
 /// # Errors
-/// What was tried, source by source; a directory of several GGUF models.
+/// What was tried, source by source; a directory of several models, or of GGUF files that
+/// are none.
 pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
     let path = pull(name, Check::Stamp, interrupt)?.path;
-    let mut models = gguf_models(&path)?;
-    match models.len() {
-        0 => Ok(path),
-        1 => {
-            let only = models.remove(0);
+    if !path.is_dir() {
+        return Ok(path);
+    }
+    let Models { gguf, passed_over, weights } = Models::of(&path)?;
+    let directory = path.display();
+    match (gguf.as_slice(), &weights) {
+        ([], None) if !passed_over.is_empty() => bail!(
+            "{directory} holds no model; not taken for one, as hidden, empty, no regular file, \
+             later part of a split model, or by its name a projector (mmproj) or an importance \
+             matrix (imatrix): {}",
+            listed(&passed_over)
+        ),
+        ([], _) => Ok(path),
+        ([only], None) => {
             note(&format!("the model is {}\n", only.display()));
-            Ok(only)
+            Ok(only.clone())
         }
-        n => {
-            let names: Vec<_> =
-                models.iter().take(10).map(|model| model.display().to_string()).collect();
-            let more = if n > names.len() {
-                format!(" and {} more", n - names.len())
-            } else {
-                String::new()
-            };
-            let (path, names) = (path.display(), names.join(", "));
-            bail!("{path} holds {n} GGUF models; name one of them: {names}{more}")
+        (several, None) => {
+            let n = several.len();
+            bail!("{directory} holds {n} GGUF models; name one of them: {}", listed(several))
         }
+        (some, Some(weights)) => bail!(
+            "{directory} holds a Hugging Face model and {}; name one of them: {}, {}",
+            counted(some.len(), "GGUF model"),
+            weights.display(),
+            listed(some)
+        ),
     }
 }
 
-/// The GGUF models of a directory without safetensors, in order, of a split one its
-/// first part; none of anything else.
-fn gguf_models(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(Vec::new());
-    }
-    let unreadable = || path.display().to_string();
-    let mut models = Vec::new();
-    for entry in path.read_dir().with_context(unreadable)? {
-        let entry = entry.with_context(unreadable)?.path();
-        let ends_in =
-            |ending| entry.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
-        if ends_in("safetensors") {
-            return Ok(Vec::new());
+/// What a directory holds.
+#[derive(Default)]
+struct Models {
+    /// GGUF models, in order; of a split one its first part.
+    gguf: Vec<PathBuf>,
+    /// Other things whose names end as those of GGUF files, in order.
+    passed_over: Vec<PathBuf>,
+    /// The weights of a Hugging Face model, or their index.
+    weights: Option<PathBuf>,
+}
+
+impl Models {
+    fn of(directory: &Path) -> anyhow::Result<Models> {
+        let unreadable = || directory.display().to_string();
+        let mut models = Models::default();
+        for entry in directory.read_dir().with_context(unreadable)? {
+            let entry = entry.with_context(unreadable)?.path();
+            let name = entry.file_name().unwrap_or_default().to_string_lossy();
+            let later_part = NumberedName::of(&entry, ".gguf").is_some_and(|part| part.number > 1);
+            if is_gguf_model_name(&name) && !later_part && has_bytes(&entry) {
+                models.gguf.push(entry);
+            } else if name.to_ascii_lowercase().ends_with(".gguf") {
+                models.passed_over.push(entry);
+            }
         }
-        let later_part = NumberedName::of(&entry, ".gguf").is_some_and(|part| part.number > 1);
-        if ends_in("gguf") && !later_part {
-            models.push(entry);
-        }
+        models.gguf.sort();
+        models.passed_over.sort();
+        let weights = ["model.safetensors", "model.safetensors.index.json"];
+        models.weights =
+            weights.map(|name| directory.join(name)).into_iter().find(|path| has_bytes(path));
+        Ok(models)
     }
-    models.sort();
-    Ok(models)
+}
+
+/// Whether a path leads to a regular file that is not empty.
+fn has_bytes(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0)
+}
+
+/// Up to ten paths in one line.
+fn listed(paths: &[PathBuf]) -> String {
+    const SHOWN: usize = 10;
+    let shown = paths.iter().take(SHOWN).map(|path| path.display().to_string());
+    let names = shown.collect::<Vec<_>>().join(", ");
+    match paths.len().saturating_sub(SHOWN) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
 }
 
 /// Opens a model; reads its header only.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tidekv_format::NumberedName;
+use tidekv_format::{NumberedName, is_gguf_model_name};
 
 use crate::reference::is_relative_path;
 
@@ -48,7 +48,8 @@ impl Selection {
     /// # Errors
     /// What to do, in words.
     pub(crate) fn of_repository(files: &[&str], what: &str) -> Result<Selection, String> {
-        let is_gguf = |file: &&&str| file.to_ascii_lowercase().ends_with(".gguf");
+        let name = |file: &str| file.rsplit('/').next().is_some_and(is_gguf_model_name);
+        let is_gguf = |file: &&&str| name(file);
         // Of a split model the first part stands for all.
         let first = |file: &&&str| part_of(file).is_none_or(|part| part.number == 1);
         let models: Vec<&str> = files.iter().filter(is_gguf).filter(first).copied().collect();
@@ -66,7 +67,7 @@ impl Selection {
         let weights: Vec<&str> = files.iter().copied().filter(is_safetensors_at_top).collect();
         const INDEX: &str = "model.safetensors.index.json";
         let chosen: Vec<&str> = match weights.as_slice() {
-            [] => return Err("it has neither a GGUF file nor safetensors at its top".to_owned()),
+            [] => return Err("it has neither a GGUF model nor safetensors at its top".to_owned()),
             // Some repositories hold the same weights once more under other names.
             all if has(INDEX) => {
                 let shard = |file: &&str| file.starts_with("model-") && part_of(file).is_some();
@@ -158,6 +159,15 @@ mod tests {
         let several = select(&["a-q8.gguf", "b-q8.gguf"]).unwrap_err();
         assert_eq!(several, "name the file, as in hf:o/r:FILE; it has a-q8.gguf, b-q8.gguf");
         assert!(select(&["README.md"]).unwrap_err().contains("neither"));
+    }
+
+    #[test]
+    fn a_projector_or_an_importance_matrix_is_no_model() {
+        let beside = ["mmproj-m-f16.gguf", "x/m.mmproj-q8_0.gguf", "imatrix.gguf", "x/.m.gguf"];
+        assert_eq!(select(&[&beside[..], &["x/m.gguf"]].concat()), Ok(vec!["x/m.gguf".to_owned()]));
+        assert!(select(&beside).unwrap_err().contains("neither"));
+        // Each can still be named.
+        assert_eq!(Selection::of_file(beside[0]).files, [beside[0]]);
     }
 
     #[test]

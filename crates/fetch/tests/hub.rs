@@ -284,7 +284,7 @@ fn names_that_leave_the_cache_are_not_taken_from_the_hub() {
     let hub = Hub::serving(&[("../../m.gguf", b"x"), ("/etc/m.gguf", b"x"), ("a/../m.gguf", b"x")]);
     let dir = tempfile::tempdir().unwrap();
     let text = pull(&hub, &dir, "hf:org/repo").unwrap_err().to_string();
-    assert!(text.contains("neither a GGUF file nor safetensors"), "{text}");
+    assert!(text.contains("neither a GGUF model nor safetensors"), "{text}");
     *hub.state.moved_to.lock().unwrap() = Some("../../../x".to_owned());
     let text = pull(&hub, &dir, "hf:org/repo").unwrap_err().to_string();
     assert!(text.contains("names no commit"), "{text}");

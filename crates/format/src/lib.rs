@@ -26,6 +26,7 @@ mod layout;
 pub mod limits;
 mod looks_like;
 mod mmap;
+mod model_name;
 mod numbered;
 mod safetensors;
 mod store;
@@ -36,6 +37,7 @@ pub use error::{CutOff, FormatError, LayoutFault, Limit, ShardFault, SplitFault,
 pub use gguf::{Array, GgufFile, GgufHeader, GgufModel, Metadata, Value, parse_header};
 pub use layout::TensorInfo;
 pub use looks_like::LooksLike;
+pub use model_name::is_gguf_model_name;
 pub use numbered::NumberedName;
 pub use safetensors::{
     SafetensorsHeader, SafetensorsModel, ShardIndex, parse_safetensors_header, parse_shard_index,

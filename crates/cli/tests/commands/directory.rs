@@ -1,6 +1,7 @@
 //! A directory of GGUF files, which every command takes for the model in it.
 
 use crate::rig::{Place, ends_with, tidekv};
+use std::path::Path;
 use std::process::Output;
 use tidekv_testkit::tiny_llama;
 
@@ -41,7 +42,49 @@ fn of_several_one_has_to_be_named() {
     for output in all(&place.name(".")) {
         ends_with(&output, 1, &["holds 2 GGUF models", "name one", "other.GGUF", "tiny.gguf"]);
     }
-    // Beside safetensors they are no matter.
-    std::fs::write(place.path("model.safetensors"), "").unwrap();
-    ends_with(&all(&place.name("."))[0], 1, &["config.json", "missing"]);
+}
+
+#[test]
+fn what_is_no_model_is_passed_over() {
+    let place = Place::new();
+    for name in ["mmproj-tiny.gguf", ".tiny.gguf", "._tiny.gguf", "tiny-imatrix.gguf"] {
+        std::fs::copy(place.model(), place.path(name)).unwrap();
+    }
+    place.write("empty.gguf", b"");
+    std::fs::create_dir(place.path("directory.gguf")).unwrap();
+    // Not the model's weights; the engine reads others.
+    place.write("adapter_model.safetensors", b"{}");
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(place.path("nowhere"), place.path("dangling.gguf")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(place.path("pipe.gguf")).status();
+        assert!(made.unwrap().success());
+    }
+    for output in all(&place.name(".")) {
+        ends_with(&output, 0, &["the model is", "/tiny.gguf"]);
+    }
+    std::fs::remove_file(place.model()).unwrap();
+    for output in all(&place.name(".")) {
+        ends_with(&output, 1, &["holds no model", "directory.gguf", "mmproj-tiny.gguf"]);
+    }
+}
+
+#[test]
+fn a_choice_between_containers_is_the_users() {
+    let place = Place::new();
+    let directory = place.hugging_face(1);
+    let gguf = Path::new(&directory).join("other.gguf");
+    std::fs::copy(place.model(), &gguf).unwrap();
+    let weights = Path::new(&directory).join("model.safetensors");
+    let [gguf, weights] = [&gguf, &weights].map(|path| path.to_str().unwrap());
+    for output in all(&directory) {
+        let words = ["a Hugging Face model and 1 GGUF model", "name one", gguf, weights];
+        ends_with(&output, 1, &words);
+    }
+    for output in [all(gguf), all(weights)].concat() {
+        ends_with(&output, 0, &[]);
+    }
+    // Weights that are empty are none.
+    std::fs::write(weights, "").unwrap();
+    ends_with(&all(&directory)[0], 0, &["the model is", gguf]);
 }
