@@ -95,7 +95,10 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     let storage = &args.storage;
     let cpu = args.cpu.config(storage.precision);
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
-    let tokenizer = engine.tokenizer().context("a text needs the tokenizer")?;
+    let tokenizer = engine.tokenizer().context(
+        "perplexity is of a text, which needs a tokenizer: give a file of the model that has a \
+         supported one",
+    )?;
     let tokens = tokenizer.encode_continuation(&text, Specials::AsText)?;
     drop(text);
     let config = args.config(tokenizer.prompt_bos());

@@ -8,7 +8,9 @@ use clap::{Args, ValueEnum};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use tidekv::text::{ChatOptions, Message, Specials, TokenKind, Tokenizer, text_from_bytes};
+use tidekv::text::{
+    ChatOptions, Message, Specials, TextError, TokenKind, Tokenizer, text_from_bytes,
+};
 use tidekv::{Backend, Engine};
 
 /// The prompt and how it is presented to the model.
@@ -215,15 +217,17 @@ impl PromptFlags {
             Some(question) => format!("{document}\n\n{question}"),
             None => document.to_owned(),
         };
-        let tokenizer = engine.tokenizer().context("a prompt of text needs the tokenizer")?;
+        let tokenizer = engine.tokenizer().context(
+            "a prompt of text needs the model's tokenizer; --prompt-ids does without one",
+        )?;
         let mut ids = match self.uses_chat(engine)? {
             false => tokenizer.encode(&text, RAW_SPECIALS)?,
             true => {
                 let system = self.system.iter().map(|system| Message::new("system", system));
                 let messages: Vec<Message> = system.chain([Message::new("user", text)]).collect();
                 let template = engine.chat_template()?;
-                let rendered = template.render(&messages, &ChatOptions::default())?;
-                tokenizer.encode_chat(&rendered)?
+                let rendered = template.render(&messages, &ChatOptions::default());
+                tokenizer.encode_chat(&rendered.context(WITHOUT_TEMPLATE)?)?
             }
         };
         if let Some(prefix) = &self.answer_prefix {
@@ -238,9 +242,12 @@ impl PromptFlags {
         }
         match engine.chat_template() {
             Ok(_) => Ok(true),
-            Err(error) if self.chat || self.system.is_some() => Err(error.into()),
-            Err(tidekv::Error::Text(tidekv::text::TextError::NoChatTemplate)) => Ok(false),
-            Err(error) => Err(error).context("use --raw to do without the template"),
+            Err(tidekv::Error::Text(TextError::NoChatTemplate))
+                if !self.chat && self.system.is_none() =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error).context(WITHOUT_TEMPLATE),
         }
     }
 
@@ -252,6 +259,9 @@ impl PromptFlags {
         }
     }
 }
+
+/// What to do where a chat template fails.
+const WITHOUT_TEMPLATE: &str = "the prompt cannot be framed as a chat; --raw does without that";
 
 /// What markers are in a prompt that is taken as it is.
 const RAW_SPECIALS: Specials = Specials::Recognize;

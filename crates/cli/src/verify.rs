@@ -50,6 +50,10 @@ pub struct Args {
     json: Option<JsonTarget>,
 }
 
+/// Why a prompt of text is refused.
+const NEEDS_TEXT: &str =
+    "--prompt-file needs the model's tokenizer; without the flag made-up ids are read";
+
 /// Tokens of the prompt where nobody asks for another number.
 const TOKENS: usize = 600;
 
@@ -137,7 +141,7 @@ impl Args {
                 return Ok((0..n_tokens).map(|n| (n * 7919 % vocab) as u32).collect());
             }
         };
-        let mut tokens = tokenizer.context("--prompt-file")?.encode(&text, Specials::AsText)?;
+        let mut tokens = tokenizer.context(NEEDS_TEXT)?.encode(&text, Specials::AsText)?;
         tokens.truncate(n_tokens);
         Ok(tokens)
     }

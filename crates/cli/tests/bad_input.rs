@@ -215,6 +215,33 @@ fn a_template_that_leaves_out_the_prompt_is_refused_and_raw_does_without_it() {
 }
 
 #[test]
+fn a_bad_template_is_answered_with_one_advice() {
+    let place = Place::new();
+    for (template, reason) in [
+        (Some("{{ x"), "chat template fails"),
+        (Some("{{ raise_exception('no') }}"), "refuses these messages"),
+        (None, "has no chat template"),
+    ] {
+        let model = place.changed(|writer| {
+            const KEY: &str = "tokenizer.chat_template";
+            writer.remove(KEY);
+            if let Some(text) = template {
+                writer.set(KEY, tidekv_format::Value::String(text.to_owned()));
+            }
+        });
+        for mode in [&["--chat"][..], &["--system", "b"], &[]] {
+            if template.is_none() && mode.is_empty() {
+                continue;
+            }
+            let output = run(&model, &[&["--prompt", "a", "--max-tokens", "1"], mode].concat());
+            ends_with(&output, 1, &[reason]);
+            let said = stderr(&output);
+            assert!(said.matches("--raw").count() == 1 && !said.contains("chat mode"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn bytes_that_are_not_text_on_standard_input_are_named() {
     use std::io::Write;
     let place = Place::new();

@@ -51,13 +51,22 @@ fn what_needs_text_says_so() {
             ends_with(&output, 1, &[words, &[reason]].concat());
             assert!(output.stdout.is_empty());
         };
-        let ids = "pass token ids instead of text";
+        let ids = "--prompt-ids does without";
         refused(&["run", "--prompt", "a"], &["a prompt of text", ids]);
         refused(&["run", "--prompt", "a", "--chat"], &["a prompt of text", ids]);
         refused(&[&["run"], &IDS[..], &["--stop", "x"]].concat(), &["--stop", "text"]);
         let text = place.write("text.txt", b"once");
-        refused(&["verify", "--prompt-file", &text], &["--prompt-file"]);
-        refused(&["perplexity", &text], &["needs the tokenizer"]);
+        refused(&["verify", "--prompt-file", &text], &["--prompt-file", "without the flag"]);
+        refused(&["perplexity", &text], &["give a file of the model"]);
+        // Neither takes ids, and a run that was given them needs no advice.
+        for args in [
+            vec!["verify", &model, "--prompt-file", &text],
+            vec!["perplexity", &model, &text],
+            [&["run", &model], &IDS[..]].concat(),
+        ] {
+            let said = stderr(&tidekv(&args));
+            assert!(!said.contains("pass token ids") && !said.contains("--prompt-ids"), "{said}");
+        }
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) fn tokenizer_files(directory: &Path) -> Result<HfTokenizerFiles, Erro
             directory,
             "tokenizer.json",
             MAX_TOKENIZER_JSON_BYTES,
-            "fetch it from where the model comes from, or pass token ids instead of text",
+            "fetch it from where the model comes from",
         )?,
         tokenizer_config: config("tokenizer_config.json")?,
         generation_config: config("generation_config.json")?,
