@@ -63,7 +63,8 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let parsed = numeric(Cli::command())
+    // However the program is called, one name is in its usage lines, help and pages.
+    let parsed = numeric(Cli::command().bin_name("tidekv"))
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = parsed.unwrap_or_else(|error| exit::usage(&error));

@@ -75,13 +75,26 @@ impl JsonTarget {
     /// # Errors
     /// What the system says; an existing file is then unchanged.
     pub fn write(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        let mut text = serde_json::to_string_pretty(value)?;
+        let mut text = unsteering(&serde_json::to_string_pretty(value)?);
         text.push('\n');
         match self {
             JsonTarget::Stdout => print_text(&text),
             JsonTarget::File(path) => write_file(path, text.as_bytes()),
         }
     }
+}
+
+/// The same JSON, with what would steer a terminal written as JSON's escapes. serde_json
+/// does so below U+0020; such characters stand in strings only, but for line ends.
+fn unsteering(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        match steers(c) && c != '\n' {
+            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Says something on stderr, [`escaped`]. Nobody may be listening, which is no
@@ -196,7 +209,11 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 /// direction of writing.
 fn steers(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(
+            c,
+            // Marks, then line and paragraph separators with embeddings and overrides, then isolates.
+            '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
 /// Rows of cells as aligned columns: the first to the left, the others to the
@@ -236,6 +253,15 @@ mod tests {
     fn lines_are_kept_and_orders_to_the_terminal_are_not() {
         assert_eq!(escaped("a\n\tb é"), "a\n\tb é");
         assert_eq!(escaped("a\x1b[2J\r\u{9b}\nb\u{202e}"), "a\\u{1b}[2J\\r\\u{9b}\nb\\u{202e}");
+    }
+
+    #[test]
+    fn json_means_the_same_without_steering() {
+        let name = "a\x1b\u{7f}\u{9b}\u{61c}\u{200f}\u{2028}\u{202e}\u{2066}é名\"\\\n";
+        let text = unsteering(&serde_json::to_string_pretty(&[name]).unwrap());
+        assert!(text.chars().all(|c| c == '\n' || !steers(c)), "{text}");
+        assert!(text.contains("\\u009b\\u061c") && text.contains("é名"), "{text}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [name]);
     }
 
     #[test]
