@@ -170,13 +170,44 @@ impl Printer {
 /// Most characters of a foreign text that are shown.
 const MOST_SHOWN: usize = 200;
 
+/// Most characters of a sentence about a file that are shown: more than any has, unless it
+/// quotes the file.
+const LONGEST_SENTENCE: usize = 4000;
+
 /// Text from a file that nobody vouches for, fit for a terminal: one line of at most
 /// 200 characters in which nothing moves the cursor or turns the direction of
 /// writing.
 pub fn printable(text: &str) -> String {
+    one_line(text, MOST_SHOWN)
+}
+
+/// As [`printable`], of a sentence that may quote such a text, in lines of `width`
+/// characters where its words allow.
+pub fn wrapped(sentence: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in one_line(sentence, LONGEST_SENTENCE).split(' ') {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > width {
+            lines.push(String::new());
+            used = 0;
+        }
+        if let Some(line) = lines.last_mut() {
+            if used > 0 {
+                line.push(' ');
+                used += 1;
+            }
+            line.push_str(word);
+            used += length;
+        }
+    }
+    lines
+}
+
+fn one_line(text: &str, most: usize) -> String {
     let mut shown = String::new();
     let mut rest = text.chars();
-    for c in rest.by_ref().take(MOST_SHOWN) {
+    for c in rest.by_ref().take(most) {
         match steers(c) {
             true => shown.extend(c.escape_default()),
             false => shown.push(c),
@@ -262,6 +293,19 @@ mod tests {
         assert!(text.chars().all(|c| c == '\n' || !steers(c)), "{text}");
         assert!(text.contains("\\u009b\\u061c") && text.contains("é名"), "{text}");
         assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [name]);
+    }
+
+    #[test]
+    fn sentences_are_wrapped_between_words_and_lose_none() {
+        let sentence = "one two three fourfourfour five";
+        assert_eq!(wrapped(sentence, 9), ["one two", "three", "fourfourfour", "five"]);
+        assert_eq!(wrapped(sentence, 99), [sentence]);
+        let long = "word ".repeat(200);
+        assert_eq!(wrapped(long.trim(), 80).join(" "), long.trim());
+        assert_eq!(wrapped("", 80), [""]);
+        assert_eq!(wrapped("a\nb\u{202e}", 80), ["a\\nb\\u{202e}"]);
+        let endless = wrapped(&"x".repeat(9999), 80);
+        assert_eq!(endless, ["x".repeat(LONGEST_SENTENCE) + "…"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What `tidekv inspect` says, as an object and for people.
 
 use super::contents::{Contents, Dimension, FIELDS, ModelPart, file_type};
-use crate::output::{counted, printable, table};
+use crate::output::{counted, printable, table, wrapped};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tidekv::memory::Bytes;
@@ -52,6 +52,9 @@ pub struct Report {
     /// What it runs in, if it is supported.
     pub fit: Option<Fit>,
 }
+
+/// Characters of a line about a problem, beside its label.
+const PROBLEM_WIDTH: usize = 80;
 
 /// A license, as the file states it.
 #[derive(Debug, Serialize)]
@@ -250,7 +253,10 @@ impl Report {
             (true, true) => "yes",
         };
         let mut lines = vec![("supported", supported.to_owned())];
-        lines.extend(self.problems.iter().map(|problem| ("problem", printable(problem))));
+        for problem in &self.problems {
+            let label = std::iter::once("problem").chain(std::iter::repeat(""));
+            lines.extend(label.zip(wrapped(problem, PROBLEM_WIDTH)));
+        }
         if let Some(fit) = &self.fit {
             let limit = match fit.limit_bytes {
                 Some(limit) => format!("within {}", Bytes(limit)),

@@ -122,6 +122,22 @@ fn names_cannot_steer_the_terminal() {
 }
 
 #[test]
+fn a_long_problem_is_shown_whole() {
+    let place = Place::new();
+    let unknown = place.changed(|writer| {
+        writer.set("tokenizer.ggml.pre", Metadata::String("alien".to_owned()));
+    });
+    let problems = report(&unknown, &[])["problems"].clone();
+    let problem = problems[0].as_str().unwrap();
+    assert!(problem.len() > 200, "{problem}");
+    let text = String::from_utf8(inspect(&unknown, &[]).stdout).unwrap();
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&text).contains(&words(problem)), "{text}");
+    let shown = text.lines().skip_while(|line| !line.starts_with("  problem"));
+    assert!(shown.clone().count() > 3 && shown.clone().all(|line| line.len() < 105), "{text}");
+}
+
+#[test]
 fn files_that_are_no_models_fail_with_one_sentence() {
     let place = Place::new();
     let whole = std::fs::read(place.model()).unwrap();
