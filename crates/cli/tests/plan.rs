@@ -48,6 +48,15 @@ fn the_schedule_asked_for_comes_first_and_none_twice() {
 }
 
 #[test]
+fn a_limit_may_be_of_1024_or_of_1000() {
+    for (limit, bytes) in [("8GiB", 8u64 << 30), ("8G", 8 << 30), ("8GB", 8_000_000_000)] {
+        let report = json(&llama(&["--memory-limit", limit, "--json", "-"]));
+        assert_eq!(report["limit_bytes"], bytes, "{limit}");
+    }
+    ends_with(&llama(&["--memory-limit", "8Q"]), 2, &["`8Q`", "8GiB", "8GB"]);
+}
+
+#[test]
 fn what_does_not_fit_exits_with_3_and_what_would_does_fit() {
     let limit = ["--memory-limit", "2GiB"];
     let output = llama(&[&limit[..], &["--json", "-"]].concat());

@@ -84,7 +84,8 @@ pub struct StorageFlags {
     /// is how many times longer it gets [default: what the model says]
     #[arg(long, value_name = "SCALING")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Most memory TideKV may allocate, such as 8GiB; a run whose plan needs more is refused
+    /// Most memory TideKV may allocate, such as 8GiB or 8G (of 1,024) or 8GB (of 1,000); a run whose
+    /// plan needs more is refused
     /// [default: what the machine or its control group has free]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub memory_limit: Option<u64>,

@@ -8,7 +8,7 @@ pub fn count(text: &str) -> Result<usize, String> {
     if is_negative(text) {
         return Err("must not be negative".to_owned());
     }
-    let number = scaled(text, &[("k", 10), ("K", 10), ("m", 20), ("M", 20)]);
+    let number = scaled(&text.to_ascii_lowercase(), &[("k", 1 << 10), ("m", 1 << 20)]);
     number
         .and_then(|number| usize::try_from(number).ok())
         .ok_or_else(|| format!("`{text}` is not a count such as 4096, 128k or 1M"))
@@ -46,35 +46,41 @@ fn is_negative(text: &str) -> bool {
     text.trim().parse::<f64>().is_ok_and(|number| number < 0.0)
 }
 
-/// A size such as 800MiB, 8G or 8GiB (powers of 1,024).
+/// A size such as 800MiB, 8G or 8GiB (powers of 1,024) or 8GB (powers of 1,000), in
+/// letters of any case.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let units = [
-        ("KiB", 10),
-        ("MiB", 20),
-        ("GiB", 30),
-        ("TiB", 40),
-        ("K", 10),
-        ("M", 20),
-        ("G", 30),
-        ("T", 40),
-        ("B", 0),
+    const UNITS: [(&str, u64); 13] = [
+        ("kib", 1 << 10),
+        ("mib", 1 << 20),
+        ("gib", 1 << 30),
+        ("tib", 1 << 40),
+        ("kb", 1_000),
+        ("mb", 1_000_000),
+        ("gb", 1_000_000_000),
+        ("tb", 1_000_000_000_000),
+        ("k", 1 << 10),
+        ("m", 1 << 20),
+        ("g", 1 << 30),
+        ("t", 1 << 40),
+        ("b", 1),
     ];
-    scaled(text, &units).ok_or_else(|| format!("`{text}` is not a size such as 800MiB, 8G or 8GiB"))
+    scaled(&text.to_ascii_lowercase(), &UNITS).ok_or_else(|| {
+        format!("`{text}` is not a size such as 8GiB or 8G (of 1,024) or 8GB (of 1,000)")
+    })
 }
 
-/// A number with an optional unit of `2^shift`; fractions are allowed before a
-/// unit.
-fn scaled(text: &str, units: &[(&str, u32)]) -> Option<u64> {
+/// A number with an optional unit; fractions are allowed before one of more than 1.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
-    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
-    let (number, shift) = unit.unwrap_or((text, 0));
+    let unit = units.iter().find_map(|(unit, value)| Some((text.strip_suffix(unit)?, *value)));
+    let (number, value) = unit.unwrap_or((text, 1));
     let number = number.trim();
     if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(1 << shift);
+        return whole.checked_mul(value);
     }
     let fraction: f64 = number.parse().ok()?;
-    let scaled = fraction * (1u64 << shift) as f64;
-    let sensible = shift > 0 && scaled.is_finite() && (0.0..9e18).contains(&scaled);
+    let scaled = fraction * value as f64;
+    let sensible = value > 1 && scaled.is_finite() && (0.0..9e18).contains(&scaled);
     sensible.then_some(scaled as u64)
 }
 
@@ -99,5 +105,21 @@ mod tests {
         assert_eq!(count("-1"), Err("must not be negative".to_owned()));
         assert!(threads("4").is_ok() && threads("100000").is_err());
         assert!(bytes("99999999999G").is_err());
+    }
+
+    #[test]
+    fn sizes_are_of_1024_or_where_the_unit_says_so_of_1000() {
+        for (unit, size) in [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("T", 1 << 40)] {
+            for name in [unit.to_owned(), format!("{unit}iB"), unit.to_lowercase()] {
+                assert_eq!(bytes(&format!("8{name}")), Ok(8 * size), "{name}");
+            }
+        }
+        for (unit, size) in [("KB", 3), ("MB", 6), ("GB", 9), ("TB", 12), ("kB", 3), ("gb", 9)] {
+            assert_eq!(bytes(&format!("8{unit}")), Ok(8 * 10u64.pow(size)), "{unit}");
+        }
+        assert_eq!((bytes("1.5 GB"), bytes("7B")), (Ok(1_500_000_000), Ok(7)));
+        for text in ["GB", "8XB", "8GBB", "8Gi", "1.5B", "-8GB", "99999999999TB"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
     }
 }

@@ -34,7 +34,8 @@ pub struct Args {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Memory that the largest prompt may take, such as 8GiB [default: what the machine has free]
+    /// Memory that the largest prompt may take, such as 8GiB or 8G (of 1,024) or 8GB (of 1,000)
+    /// [default: what the machine has free]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory_limit: Option<u64>,
     #[command(flatten)]
