@@ -6,11 +6,12 @@ use crate::files::write_file;
 use crate::flags::{CpuFlags, Precision};
 use crate::interrupt::Interrupt;
 use crate::output::{JsonTarget, Printer, counted, note, table};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io::ErrorKind;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tidekv::Element;
 use tidekv::schedule::Work;
 use tidekv_cpu::bench::{self, Heads, WeightType};
@@ -99,17 +100,39 @@ impl Machine {
         })
     }
 
-    /// What was measured earlier, for this processor with these settings.
+    /// What was measured earlier, for this processor with these settings. A file that is
+    /// there and cannot be used is said on stderr.
     pub fn kept(isa: &str, threads: usize) -> Option<Machine> {
         let path = path();
-        // Anything but a file, such as a named pipe, could keep us waiting.
-        let kept = fs::metadata(&path).ok()?.is_file().then(|| fs::read(path).ok())??;
-        let machine: Machine = serde_json::from_slice(&kept).ok()?;
+        let machine = Machine::read(&path).unwrap_or_else(|error| {
+            note(&format!(
+                "{} is not used to say how long reading takes: {error:#}; `tidekv bench machine` \
+                 makes a new one\n",
+                path.display()
+            ));
+            None
+        })?;
         let same = machine.cpu == processor() && machine.isa == isa && machine.threads == threads;
+        same.then_some(machine)
+    }
+
+    /// The figures in a file, if there is one.
+    fn read(path: &Path) -> anyhow::Result<Option<Machine>> {
+        let found = match fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
+        // Anything but a file, such as a named pipe, could keep us waiting.
+        ensure!(found.is_file(), "it is not a regular file");
+        let machine: Machine = serde_json::from_slice(&fs::read(path)?)?;
         let [narrow, wide] = machine.attention_flops;
-        // No machine is that slow: the file was damaged.
-        let sound = [machine.product_flops, narrow, wide].into_iter().all(|rate| rate >= 1e6);
-        (same && sound).then_some(machine)
+        for rate in [machine.product_flops, narrow, wide] {
+            ensure!(
+                (1e6..1e18).contains(&rate),
+                "it states a rate that no machine has, {rate:e} FLOP/s"
+            );
+        }
+        Ok(Some(machine))
     }
 
     /// Ceilings of the instruction set in use.

@@ -1,7 +1,7 @@
 //! `tidekv bench`, the real binary. Its figures depend on the machine; that they are there, belong
 //! together and are kept does not.
 
-use crate::rig::{Place, ends_with, json, tidekv};
+use crate::rig::{Place, ends_with, json, stderr, tidekv};
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -43,9 +43,45 @@ fn a_measured_machine_lets_plan_say_how_long_reading_takes() {
     assert_eq!(plan("2"), Value::Null);
     let output = at_home(&place, &["plan", &place.model(), "--tokens", "4000", "--threads", "1"]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("to read, by this machine's"));
-    // What is not a report of this version is as good as none.
-    std::fs::write(place.path("home/machine.json"), "{}").unwrap();
-    assert_eq!(plan("1"), Value::Null);
+}
+
+#[test]
+fn figures_that_cannot_be_used_are_said() {
+    let place = Place::new();
+    let plan = || {
+        let args = ["plan", &place.model(), "--tokens", "40", "--threads", "1", "--json", "-"];
+        let output = at_home(&place, &args);
+        assert_eq!(json(&output)["estimated_prefill_s"], Value::Null);
+        output
+    };
+    // Nothing was measured yet.
+    assert_eq!(stderr(&plan()), "");
+    let file = place.path("home/machine.json");
+    std::fs::create_dir_all(&file).unwrap();
+    let said = |reason: &str| {
+        let output = plan();
+        ends_with(&output, 0, &["machine.json is not used", reason, "`tidekv bench machine`"]);
+        assert_eq!(stderr(&output).lines().count(), 1);
+    };
+    said("not a regular file");
+    std::fs::remove_dir(&file).unwrap();
+    let stopped = r#"{"cpu": "x", "isa": "avx2", "threads": 1, "tiers": [],
+        "read_bytes_per_s": [1e9, 1e9], "product_flops": 0, "attention_flops": [1e9, 1e9]}"#;
+    let endless = stopped.replace("\"product_flops\": 0", "\"product_flops\": 1e300");
+    let sound = stopped.replace("\"product_flops\": 0", "\"product_flops\": 1e9");
+    for (text, reason) in [
+        ("", "EOF"),
+        ("{}", "missing field `cpu`"),
+        (&stopped[..60], "EOF"),
+        (stopped, "no machine has, 0e0"),
+        (&endless, "no machine has, 1e300"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        said(reason);
+    }
+    // Those of another machine are no damage.
+    std::fs::write(&file, &sound).unwrap();
+    assert_eq!(stderr(&plan()), "");
 }
 
 #[test]
