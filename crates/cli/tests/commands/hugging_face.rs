@@ -32,6 +32,10 @@ fn quantised_weights_are_refused_by_method_and_shown() {
     );
     let problem = report["problems"][0].as_str().unwrap();
     assert!(problem.contains("gptq (4 bits)") && problem.contains("GGUF"), "{problem}");
+    set(&model, "quantization_config", json!("fp8"));
+    ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 1, &["quantised by fp8"]);
+    set(&model, "quantization_config", json!([]));
+    ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 1, &["quantization_config = []"]);
 }
 
 #[test]
@@ -51,6 +55,10 @@ fn rotations_that_make_no_sense_are_refused_at_open() {
     );
     refused(json!("yarn"), &["rope_scaling", "must be an object"]);
     set(&model, "rope_scaling", json!({"type": "linear", "factor": 2}));
+    set(&model, "rope_parameters", json!({"rope_type": "linear", "factor": 4}));
+    let words = ["rope_scaling", "`rope_parameters` states another rotation"];
+    ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 1, &words);
+    set(&model, "rope_parameters", json!({"rope_type": "linear", "factor": 2}));
     ends_with(&tidekv(&["plan", &model, "--tokens", "8"]), 0, &[]);
 }
 

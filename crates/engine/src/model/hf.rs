@@ -5,14 +5,14 @@
 //! `configuration_*.py` of each family.
 
 mod quantisation;
+mod rotation;
 mod scaling;
 
 use super::names::Naming;
 use super::spec::{patterned_ropes, patterned_windows};
 use super::tensors::Table;
 use super::{
-    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeScaling, RopeSpec,
-    RopeStyle, Shape,
+    Activation, Architecture, Arithmetic, HeadKind, ModelError, ModelSpec, RopeSpec, Shape,
 };
 use crate::error::Error;
 use crate::text::{
@@ -147,9 +147,13 @@ impl Config {
         };
         quantisation::refuse(&fields)?;
         // Models that also see keep the language model's fields apart.
-        if let Some(Value::Object(text)) = fields.remove("text_config") {
-            quantisation::refuse(&text)?;
-            fields = text;
+        match fields.remove("text_config") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(text)) => {
+                quantisation::refuse(&text)?;
+                fields = text;
+            }
+            Some(other) => return Err(bad("text_config", other, "must be an object")),
         }
         Ok(Config { fields, architecture, name })
     }
@@ -336,64 +340,6 @@ impl Config {
         }
     }
 
-    /// The rotations: that of layers that see everything, then, where it differs,
-    /// that of layers with a window.
-    fn ropes(&self, shape: &Shape) -> Result<Vec<RopeSpec>, ModelError> {
-        let of_all = self.object("rope_parameters")?;
-        let by_type = |kind| of_all.and_then(|of_all| of_all.get(kind)?.as_object());
-        let global = by_type("full_attention").or(of_all).or(self.object("rope_scaling")?);
-        let global = self.rope(shape, global, "rope_theta", 10_000.0)?;
-        if self.architecture != Architecture::Gemma3 {
-            return Ok(vec![global]);
-        }
-        let own = by_type("sliding_attention");
-        let mut local = self.rope(shape, own.or(of_all), "rope_local_base_freq", 10_000.0)?;
-        if own.is_some() && local.scaling != RopeScaling::None {
-            let feature = "RoPE scaling in layers with a window".to_owned();
-            return Err(ModelError::Feature { feature });
-        }
-        // What scales all layers concerns those that see everything: a window never
-        // reaches beyond the trained context.
-        local.scaling = RopeScaling::None;
-        Ok(vec![global, local])
-    }
-
-    fn rope(
-        &self,
-        shape: &Shape,
-        parameters: Option<&Map<String, Value>>,
-        base_key: &str,
-        default_base: f32,
-    ) -> Result<RopeSpec, ModelError> {
-        let empty = Map::new();
-        let parameters = parameters.unwrap_or(&empty);
-        let own_base = float(parameters, "rope_theta")?.map(|base| base as f32);
-        let base = own_base.or(self.float(base_key)?).unwrap_or(default_base);
-        let partial = match (self.architecture, float(parameters, "partial_rotary_factor")?) {
-            (Architecture::Phi3, None) => float(&self.fields, "partial_rotary_factor")?,
-            (Architecture::Phi3, factor) => factor,
-            // The reference rotates whole heads in the other families, whatever is stated.
-            _ => None,
-        };
-        let dims = (shape.head_dim as f64 * partial.unwrap_or(1.0)) as usize;
-        if dims == 0 || dims % 2 == 1 || dims > shape.head_dim {
-            let reason = "must leave an even number of rotating dimensions in a head";
-            return Err(bad("partial_rotary_factor", partial.unwrap_or(1.0), reason));
-        }
-        let original = match count(parameters, "original_max_position_embeddings")? {
-            Some(original) => Some(original),
-            None => self.count("original_max_position_embeddings")?,
-        };
-        let (scaling, factors) = scaling::read(parameters, shape.context, original)?;
-        let trained_context = match scaling {
-            // It begins where the stated context ends.
-            RopeScaling::Dynamic { .. } => shape.context,
-            _ => original.unwrap_or(shape.context),
-        };
-        let style = RopeStyle::of(self.architecture);
-        Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
-    }
-
     fn layer_ropes(&self, shape: &Shape, n: usize) -> Result<Vec<Option<usize>>, ModelError> {
         let smollm3 = self.architecture == Architecture::SmolLm3;
         if let (true, Some(Value::Array(rotates))) = (smollm3, self.get("no_rope_layers")) {
@@ -462,6 +408,8 @@ mod tests {
         assert_eq!(mistral.architecture, Architecture::Llama);
         let nested = r#"{"model_type": "gemma3", "text_config": {"hidden_size": 7}}"#;
         assert_eq!(config(nested).unwrap().required("hidden_size"), Ok(7));
+        let no_text = config(r#"{"model_type": "gemma3", "text_config": []}"#).err().unwrap();
+        assert!(no_text.to_string().contains("text_config = []: must be an object"), "{no_text}");
         let refused = |json: &str| config(json).err().unwrap().to_string();
         assert!(refused(r#"{"model_type": "mixtral"}"#).contains("mixture of experts"));
         assert!(refused(r#"{"model_type": "qwen3_moe"}"#).contains("mixture of experts"));

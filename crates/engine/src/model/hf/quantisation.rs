@@ -1,6 +1,7 @@
 //! Weights that another library has quantised: named by what `config.json` says,
 //! so that no tensor is missed in their place.
 
+use super::bad;
 use crate::model::ModelError;
 use serde_json::{Map, Value};
 
@@ -11,13 +12,30 @@ const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantizat
 /// Refuses a configuration of quantised weights.
 ///
 /// # Errors
-/// [`ModelError::Quantised`] with method and bits.
+/// [`ModelError::Quantised`] with method and bits; [`ModelError::Value`] for what says neither.
 pub(super) fn refuse(fields: &Map<String, Value>) -> Result<(), ModelError> {
-    let stated = KEYS.iter().find_map(|&key| {
-        let of_key = fields.get(key)?.as_object().filter(|of_key| !of_key.is_empty())?;
-        Some((key, of_key))
-    });
-    let Some((key, stated)) = stated else { return Ok(()) };
+    for key in KEYS {
+        match fields.get(key) {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(stated)) if stated.is_empty() => {}
+            Some(Value::Object(stated)) => {
+                return Err(ModelError::Quantised { quantisation: method(key, stated) });
+            }
+            Some(Value::String(method)) if !method.is_empty() => {
+                return Err(ModelError::Quantised { quantisation: method.clone() });
+            }
+            Some(other) => {
+                let reason = "must be an object that says how the weights are quantised; of weights \
+                              that are not, take it out";
+                return Err(bad(key, other, reason));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The method and its bits, by the object that stands under a key.
+fn method(key: &str, stated: &Map<String, Value>) -> String {
     let named = |name: &str| stated.get(name).and_then(Value::as_str);
     let method = match named("quant_method") {
         Some(method) => method,
@@ -26,7 +44,7 @@ pub(super) fn refuse(fields: &Map<String, Value>) -> Result<(), ModelError> {
         None => "an unnamed method",
     };
     let bits = bits(stated).map(|bits| format!(" ({bits} bits)")).unwrap_or_default();
-    Err(ModelError::Quantised { quantisation: format!("{method}{bits}") })
+    format!("{method}{bits}")
 }
 
 /// Bits of a weight, where the configuration says how many.
@@ -83,6 +101,18 @@ mod tests {
         }
         let mlx = r#"{"quantization": {"group_size": 64, "bits": 4}}"#;
         assert_eq!(refused(mlx).as_deref(), Some("MLX (4 bits)"));
+        assert_eq!(refused(r#"{"quantization_config": "fp8"}"#).as_deref(), Some("fp8"));
+    }
+
+    #[test]
+    fn what_says_nothing_is_refused_by_its_key() {
+        for value in ["[]", r#"[{"bits": 4}]"#, r#""""#, "4", "false", "true"] {
+            for key in KEYS {
+                let config = serde_json::from_str(&format!(r#"{{"{key}": {value}}}"#)).unwrap();
+                let error = refuse(&config).unwrap_err().to_string();
+                assert!(error.contains(key) && error.contains("must be an object"), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@ use super::{bad, float};
 use crate::model::{ModelError, RopeFactors, RopeScaling, Yarn};
 use serde_json::{Map, Value};
 
-const ORIGINAL: &str = "original_max_position_embeddings";
+/// Where a file says with how many positions the model was trained.
+pub(super) const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// Fields that some kind of scaling computes with. One that stands beside a kind
 /// which does not use it means a rotation that nobody here computes.
@@ -82,7 +83,8 @@ pub(super) fn read(
     Ok((scaling, factors))
 }
 
-fn kind(parameters: &Map<String, Value>) -> Result<&str, ModelError> {
+/// The kind of scaling that an object names.
+pub(super) fn kind(parameters: &Map<String, Value>) -> Result<&str, ModelError> {
     let stated = ["rope_type", "type"]
         .into_iter()
         .find_map(|key| Some((key, parameters.get(key).filter(|kind| !kind.is_null())?)));
