@@ -33,7 +33,7 @@ fn store() -> Store {
         true => Sources::offline(),
         false => Sources::of_this_process(),
     };
-    Store::new(tidekv_fetch::cache_dir(), sources)
+    Store::in_cache_dir(sources)
 }
 
 /// Says on stderr how far a download is.

@@ -25,31 +25,36 @@ use crate::progress::Progress;
 /// speed, small enough (a few milliseconds) that cancelling feels immediate.
 const COPY_BYTES: usize = 1 << 20;
 
-/// The directory that holds the models: `TIDEKV_HOME` if set, else the
-/// platform's place for caches (`$XDG_CACHE_HOME/tidekv` or `~/.cache/tidekv`,
-/// `~/Library/Caches/tidekv`, `%LOCALAPPDATA%\tidekv`), else the directory for
-/// temporary files. It need not exist.
-pub fn cache_dir() -> PathBuf {
+/// The directory that holds the models: `TIDEKV_HOME` if set, else the platform's
+/// place for caches (`$XDG_CACHE_HOME/tidekv` or `~/.cache/tidekv`,
+/// `~/Library/Caches/tidekv`, `%LOCALAPPDATA%\tidekv`). An empty variable counts as
+/// none, and so does a relative path in one that is the platform's. The directory
+/// need not exist.
+///
+/// # Errors
+/// [`Error::NoCacheDir`] where none of them is set: a directory that others can
+/// write to is never taken instead.
+pub fn cache_dir() -> Result<PathBuf> {
     cache_dir_from(|name| std::env::var_os(name))
 }
 
-fn cache_dir_from(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+fn cache_dir_from(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let directory =
         |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(home) = directory("TIDEKV_HOME") {
-        return home;
+        return Ok(home);
     }
-    let platform = if cfg!(windows) {
-        directory("LOCALAPPDATA")
+    // The XDG base directory specification says to ignore relative paths.
+    let absolute = |name: &str| directory(name).filter(|path| path.is_absolute());
+    let (platform, variables) = if cfg!(windows) {
+        (absolute("LOCALAPPDATA"), "LOCALAPPDATA")
     } else if cfg!(target_os = "macos") {
-        directory("HOME").map(|home| home.join("Library").join("Caches"))
+        (absolute("HOME").map(|home| home.join("Library").join("Caches")), "HOME")
     } else {
-        // The XDG base directory specification says to ignore relative paths.
-        directory("XDG_CACHE_HOME")
-            .filter(|path| path.is_absolute())
-            .or_else(|| directory("HOME").map(|home| home.join(".cache")))
+        let home = || absolute("HOME").map(|home| home.join(".cache"));
+        (absolute("XDG_CACHE_HOME").or_else(home), "XDG_CACHE_HOME or HOME")
     };
-    platform.unwrap_or_else(std::env::temp_dir).join("tidekv")
+    Ok(platform.ok_or(Error::NoCacheDir { variables })?.join("tidekv"))
 }
 
 /// A file that is complete, synced and digested, but not yet in its place.

@@ -74,6 +74,15 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// Nothing says where the cache is.
+    #[error(
+        "there is no place for the model cache: TIDEKV_HOME is not set, nor {variables} to an \
+         absolute path; set TIDEKV_HOME to a directory of your own, or give the path of a model file"
+    )]
+    NoCacheDir {
+        /// The platform's variables.
+        variables: &'static str,
+    },
     /// The cache directory refuses writes.
     #[error(
         "cannot write to the model cache at {path} ({source}); set TIDEKV_HOME to a directory you \
@@ -198,6 +207,7 @@ impl Error {
             self,
             Self::Cancelled
                 | Self::DiskFull { .. }
+                | Self::NoCacheDir { .. }
                 | Self::CacheUnwritable { .. }
                 | Self::Io { .. }
         )

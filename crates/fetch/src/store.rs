@@ -18,27 +18,36 @@ use crate::sources::{HubAccess, Pulled, Source, Sources, Verified};
 /// A cache directory with the sources that fill it.
 #[derive(Debug, Clone)]
 pub struct Store {
-    dir: PathBuf,
+    /// `None`: in [`cache_dir`], which a local path can do without.
+    dir: Option<PathBuf>,
     sources: Sources,
 }
 
 impl Store {
     /// A store in `dir`, which is created when something is pulled.
     pub fn new(dir: impl Into<PathBuf>, sources: Sources) -> Self {
-        let dir = dir.into();
-        Self { dir, sources }
+        Self { dir: Some(dir.into()), sources }
+    }
+
+    /// The store in [`cache_dir`].
+    pub fn in_cache_dir(sources: Sources) -> Self {
+        Self { dir: None, sources }
     }
 
     /// The store of this process: [`cache_dir`] and [`Sources::of_this_process`].
     pub fn of_this_process() -> Self {
-        Self::new(cache_dir(), Sources::of_this_process())
+        Self::in_cache_dir(Sources::of_this_process())
+    }
+
+    fn dir(&self) -> Result<PathBuf> {
+        self.dir.clone().map_or_else(cache_dir, Ok)
     }
 
     /// The path of the model if it is already on this machine; asks no source.
     /// A cached file counts only if it is the published one.
     ///
     /// # Errors
-    /// A cached file cannot be read.
+    /// A cached file cannot be read, or there is no cache directory.
     pub fn locate(&self, model: &ModelRef) -> Result<Option<PathBuf>> {
         let found = match model {
             ModelRef::Local(path) => return Ok(path.exists().then(|| path.clone())),
@@ -97,16 +106,16 @@ impl Store {
             if let Cached::Differs { path, how } = cached {
                 return Err(Error::Damaged { model: model.alias.to_owned(), path, how });
             }
-            let missing = format!("it would be at {}", self.place_of(model).display());
+            let missing = format!("it would be at {}", self.place_of(model)?.display());
             return Err(Error::Offline { model: model.alias.to_owned(), missing });
         }
-        let work = Work::begin(&self.dir, model.alias, progress)?;
+        let work = Work::begin(&self.dir()?, model.alias, progress)?;
         // Another process may have fetched it meanwhile.
         if let Some(found) = self.known_in_cache(model, look, progress)?.sound_or_tell(progress) {
             return Ok(found);
         }
         let (finished, source) = self.fetch_known(model, &work.dir, progress)?;
-        let path = self.place_of(model);
+        let path = self.place_of(model)?;
         cache::publish(&finished, &path)?;
         work.end();
         Ok(Pulled {
@@ -156,7 +165,7 @@ impl Store {
             by_hand: format!(
                 "a copy of the file placed at {} is used too (SHA-256 {}); the parts downloaded so \
                  far are kept",
-                self.place_of(model).display(),
+                self.place_of(model)?.display(),
                 model.sha256
             ),
         })
@@ -190,7 +199,7 @@ impl Store {
         look: Look,
         progress: &mut dyn Progress,
     ) -> Result<Cached> {
-        let path = self.place_of(model);
+        let path = self.place_of(model)?;
         let published = Published { n_bytes: Some(model.n_bytes), sha256: model.sha256 };
         let verified = match cache::trust(&path, published, look, progress)? {
             Trust::Absent => return Ok(Cached::Absent),
@@ -207,8 +216,8 @@ impl Store {
         }))
     }
 
-    fn place_of(&self, model: &KnownModel) -> PathBuf {
-        self.dir.join("models").join(model.file_name)
+    fn place_of(&self, model: &KnownModel) -> Result<PathBuf> {
+        Ok(self.dir()?.join("models").join(model.file_name))
     }
 }
 

@@ -103,7 +103,8 @@ impl Machine {
     /// What was measured earlier, for this processor with these settings. A file that is
     /// there and cannot be used is said on stderr.
     pub fn kept(isa: &str, threads: usize) -> Option<Machine> {
-        let path = path();
+        // Without a place nothing can have been kept.
+        let path = path().ok()?;
         let machine = Machine::read(&path).unwrap_or_else(|error| {
             note(&format!(
                 "{} is not used to say how long reading takes: {error:#}; `tidekv bench machine` \
@@ -173,8 +174,8 @@ impl Machine {
 }
 
 /// Where the figures are kept.
-fn path() -> PathBuf {
-    tidekv_fetch::cache_dir().join("machine.json")
+fn path() -> tidekv_fetch::Result<PathBuf> {
+    Ok(tidekv_fetch::cache_dir()?.join("machine.json"))
 }
 
 /// The processor's name for itself.
@@ -192,11 +193,13 @@ pub fn machine(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
         json.check(&[])?;
     }
+    let path = path()?;
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     note("measuring; this takes about half a minute\n");
     let machine = Machine::measure(args.cpu.config(Precision::Auto), interrupt)?;
-    let path = path();
-    let kept = fs::create_dir_all(tidekv_fetch::cache_dir())
+    let kept = path
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
         .with_context(|| path.display().to_string())
         .and_then(|()| write_file(&path, &serde_json::to_vec_pretty(&machine)?));
     printer.print(&machine.text())?;

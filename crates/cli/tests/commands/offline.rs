@@ -37,3 +37,37 @@ fn names_that_could_leave_the_cache_are_refused() {
         ends_with(&output, 1, &["does not name a model"]);
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_home_the_cache_is_nowhere_rather_than_where_others_write() {
+    let place = Place::new();
+    let elsewhere = place.path("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let homeless = |args: &[&str], empty: bool| {
+        let mut command = command(args);
+        command.env("TMPDIR", &elsewhere).current_dir(&elsewhere);
+        for variable in ["HOME", "XDG_CACHE_HOME", "TIDEKV_HOME"] {
+            match empty {
+                true => command.env(variable, ""),
+                false => command.env_remove(variable),
+            };
+        }
+        command.output().unwrap()
+    };
+    let wanted = ["no place for the model cache", "XDG_CACHE_HOME or HOME", "set TIDEKV_HOME"];
+    for empty in [false, true] {
+        for args in [
+            &["pull", "smollm2-135m", "--offline"][..],
+            &["plan", "hf:org/name", "--tokens", "8", "--offline"],
+            &["bench", "machine"],
+        ] {
+            ends_with(&homeless(args, empty), 1, &wanted);
+        }
+        // A path needs no cache.
+        let output = homeless(&["plan", &place.model(), "--tokens", "8"], empty);
+        ends_with(&output, 0, &[]);
+        assert!(output.stderr.is_empty());
+    }
+    assert_eq!(elsewhere.read_dir().unwrap().count(), 0);
+}

@@ -19,13 +19,22 @@ fn tidekv_home_comes_first_then_the_platform() {
             found.map(|(_, value)| OsString::from(value))
         })
     };
-    assert_eq!(with(&[("TIDEKV_HOME", "/t"), ("HOME", "/h")]), Path::new("/t"));
+    let is = |pairs, place: &str| assert_eq!(with(pairs).unwrap(), Path::new(place), "{pairs:?}");
+    is(&[("TIDEKV_HOME", "/t"), ("HOME", "/h")], "/t");
+    is(&[("TIDEKV_HOME", "t")], "t");
     if cfg!(target_os = "linux") {
-        assert_eq!(with(&[("HOME", "/h"), ("TIDEKV_HOME", "")]), Path::new("/h/.cache/tidekv"));
-        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/tidekv"));
-        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "x")]), Path::new("/h/.cache/tidekv"));
+        is(&[("HOME", "/h"), ("TIDEKV_HOME", "")], "/h/.cache/tidekv");
+        is(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/tidekv");
+        is(&[("HOME", ""), ("XDG_CACHE_HOME", "/x")], "/x/tidekv");
+        is(&[("HOME", "/h"), ("XDG_CACHE_HOME", "x")], "/h/.cache/tidekv");
     }
-    assert_eq!(with(&[]), std::env::temp_dir().join("tidekv"));
+    // Neither the working directory nor one that others write to.
+    const EMPTY: &[(&str, &str)] =
+        &[("TIDEKV_HOME", ""), ("XDG_CACHE_HOME", ""), ("HOME", ""), ("LOCALAPPDATA", "")];
+    for pairs in [&[], EMPTY, &[("HOME", "h")], &[("HOME", ".")]] {
+        let error = with(pairs).unwrap_err().to_string();
+        assert!(error.contains("set TIDEKV_HOME to a directory of your own"), "{error}");
+    }
 }
 
 #[test]

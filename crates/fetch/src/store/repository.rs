@@ -47,12 +47,12 @@ impl Store {
                 return Err(Error::Damaged { model: wanted.to_string(), path, how });
             }
             Cached::Absent if self.hub_endpoint().is_none() => {
-                return Err(self.offline_hub(wanted));
+                return Err(self.offline_hub(wanted)?);
             }
             _ => {}
         }
         let key = format!("hf--{}--{}", wanted.org(), wanted.name());
-        let work = Work::begin(&self.dir, &key, progress)?;
+        let work = Work::begin(&self.dir()?, &key, progress)?;
         let cached = match ask {
             true => None,
             false => self.hub_in_cache(wanted, look, progress)?.sound_or_tell(progress),
@@ -88,7 +88,7 @@ impl Store {
         let repository = Repository::open(wanted.org(), wanted.name(), endpoint)?;
         let listing = repository.list(wanted.revision())?;
         let selection = select(wanted, &listing).map_err(|reason| repository.error(reason))?;
-        let place = self.repository_dir(wanted).join(&listing.commit);
+        let place = self.repository_dir(wanted)?.join(&listing.commit);
         let mut pulled = Pulled {
             path: selection.path_in(&place),
             source: Source::Cache,
@@ -128,8 +128,10 @@ impl Store {
         if wanted.file().is_none() {
             cache::write_atomically(&place.join(MODEL), &selection.to_text())?;
         }
-        let reference = self.reference_file(wanted);
-        cache::create_dir(reference.parent().unwrap_or(&self.dir))?;
+        let reference = self.reference_file(wanted)?;
+        if let Some(parent) = reference.parent() {
+            cache::create_dir(parent)?;
+        }
         cache::write_atomically(&reference, &listing.commit)?;
         Ok(pulled)
     }
@@ -142,7 +144,7 @@ impl Store {
         look: Look,
         progress: &mut dyn Progress,
     ) -> Result<Cached> {
-        let Some(place) = self.commit_dir(wanted) else { return Ok(Cached::Absent) };
+        let Some(place) = self.commit_dir(wanted)? else { return Ok(Cached::Absent) };
         let Some(selection) = selected(wanted, &place) else { return Ok(Cached::Absent) };
         let (mut n_bytes, mut verified) = (0, Verified::Digest);
         for file in &selection.files {
@@ -169,28 +171,29 @@ impl Store {
     }
 
     /// Where the files of the wanted commit are, if the revision was ever resolved.
-    fn commit_dir(&self, wanted: &HubRef) -> Option<PathBuf> {
+    fn commit_dir(&self, wanted: &HubRef) -> Result<Option<PathBuf>> {
         let commit = match wanted.revision().filter(|revision| is_commit(revision)) {
-            Some(commit) => commit.to_owned(),
-            None => fs::read_to_string(self.reference_file(wanted)).ok()?,
+            Some(commit) => Some(commit.to_owned()),
+            None => fs::read_to_string(self.reference_file(wanted)?).ok(),
         };
-        is_commit(&commit).then(|| self.repository_dir(wanted).join(commit))
+        let repository = self.repository_dir(wanted)?;
+        Ok(commit.filter(|commit| is_commit(commit)).map(|commit| repository.join(commit)))
     }
 
-    fn repository_dir(&self, wanted: &HubRef) -> PathBuf {
-        self.dir.join("models").join("hf").join(wanted.org()).join(wanted.name())
+    fn repository_dir(&self, wanted: &HubRef) -> Result<PathBuf> {
+        Ok(self.dir()?.join("models").join("hf").join(wanted.org()).join(wanted.name()))
     }
 
-    fn reference_file(&self, wanted: &HubRef) -> PathBuf {
+    fn reference_file(&self, wanted: &HubRef) -> Result<PathBuf> {
         // A revision has no `%`, so two never share a file.
         let revision = wanted.revision().unwrap_or(DEFAULT_REVISION).replace('/', "%2F");
-        self.repository_dir(wanted).join("refs").join(revision)
+        Ok(self.repository_dir(wanted)?.join("refs").join(revision))
     }
 
     /// What is missing, where nothing may be asked.
-    fn offline_hub(&self, wanted: &HubRef) -> Error {
+    fn offline_hub(&self, wanted: &HubRef) -> Result<Error> {
         let revision = wanted.revision().unwrap_or(DEFAULT_REVISION);
-        let missing = match self.commit_dir(wanted) {
+        let missing = match self.commit_dir(wanted)? {
             None => format!("revision {revision} of it was never fetched"),
             Some(place) => match selected(wanted, &place) {
                 None => format!("no model of it is at {}", place.display()),
@@ -207,7 +210,7 @@ impl Store {
                 }
             },
         };
-        Error::Offline { model: wanted.to_string(), missing }
+        Ok(Error::Offline { model: wanted.to_string(), missing })
     }
 }
 
