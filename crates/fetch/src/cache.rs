@@ -4,7 +4,8 @@
 //! ```text
 //! <cache>/models/NAME            a finished file
 //! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed, with the
-//!                                modification time of the file, so that a later change shows
+//!                                modification time of the file, which lies so far back that a
+//!                                later change shows
 //! <cache>/models/hf/ORG/NAME/... finished files of the hub, by commit: `store/repository.rs`
 //! <cache>/partial/KEY/...        parts of a download under way
 //! <cache>/locks/KEY.lock         who is working on it
@@ -14,7 +15,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -24,6 +25,11 @@ use crate::progress::Progress;
 /// Bytes moved between two looks at the cancel flag: large enough for full disk
 /// speed, small enough (a few milliseconds) that cancelling feels immediate.
 const COPY_BYTES: usize = 1 << 20;
+
+/// A change that is made this long after a modification time never leaves that time again: the
+/// coarsest clock of a file system in use, FAT's, ticks every 2 s, and such clocks lag by
+/// milliseconds.
+const TICK: Duration = Duration::from_secs(3);
 
 /// The directory that holds the models: `TIDEKV_HOME` if set, else the platform's
 /// place for caches (`$XDG_CACHE_HOME/tidekv` or `~/.cache/tidekv`,
@@ -148,6 +154,7 @@ pub(crate) fn trust(
     if look == Look::Stamp && stamp_vouches(path, &found, published.sha256) {
         return Ok(Trust::Stamp);
     }
+    let now = SystemTime::now();
     progress.message(&format!("checking {}", path.display()));
     let mut file = File::open(path).map_err(|error| Error::io("open", path, error))?;
     let mut digest = Digesting::new(io::sink());
@@ -158,8 +165,12 @@ pub(crate) fn trust(
         let expected = published.sha256;
         return Ok(Trust::Differs(format!("its SHA-256 is {actual}, expected {expected}")));
     }
-    // A cache that is only readable is still usable: the next look digests again.
-    let _ = write_stamp(path, published.sha256, found.modified().ok());
+    // A change after a time that is still ticking could leave that time: no stamp yet. Nor is there
+    // one in a cache that is only readable. The next look digests again.
+    let modified = found.modified().ok();
+    if modified.and_then(|modified| now.duration_since(modified).ok()) >= Some(TICK) {
+        let _ = write_stamp(path, published.sha256, modified);
+    }
     Ok(Trust::Digest)
 }
 
@@ -173,16 +184,24 @@ fn stamp_vouches(path: &Path, found: &Metadata, sha256: &str) -> bool {
 
 /// Moves a finished file to its place. In between no reader sees a file with a
 /// wrong stamp: the old file goes first, then the stamp is written, then the
-/// new file appears.
+/// new file appears. It is dated back by a tick, so that its stamp holds at once.
 pub(crate) fn publish(finished: &Finished, place: &Path) -> Result<()> {
     if let Some(parent) = place.parent() {
         create_dir(parent)?;
     }
-    let modified = fs::metadata(&finished.path).and_then(|found| found.modified()).ok();
+    let modified = date_back(&finished.path).ok();
     remove(place)?;
     write_stamp(place, &finished.sha256, modified)?;
     fs::rename(&finished.path, place).map_err(|error| Error::io("rename to", place, error))?;
     sync_directory_of(place)
+}
+
+/// Gives a file a modification time that a change from now on cannot leave; the time as the file
+/// system keeps it.
+fn date_back(path: &Path) -> io::Result<SystemTime> {
+    let file = File::options().write(true).open(path)?;
+    file.set_modified(SystemTime::now() - TICK)?;
+    file.metadata()?.modified()
 }
 
 /// The digest in the stamp beside `path`, if there is a well-formed one.

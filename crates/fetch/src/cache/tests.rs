@@ -49,6 +49,7 @@ fn trust_needs_the_length_and_a_stamp_or_the_digest() {
     assert_eq!(look(3), Trust::Absent);
     fs::write(&path, "abc").unwrap();
     assert_eq!(look(4), Trust::Differs("it has 3 bytes, expected 4".to_owned()));
+    date_back(&path).unwrap();
     assert_eq!(look(3), Trust::Digest);
     assert_eq!(look(3), Trust::Stamp, "the first look leaves a stamp");
     assert_eq!(trusted(3, Look::Bytes), Trust::Digest, "a closer look reads the file");
@@ -66,7 +67,7 @@ fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
     fs::write(&path, "abc").unwrap();
     let look =
         |look| trust(&path, Published { n_bytes: None, sha256: ABC }, look, &mut Silent).unwrap();
-    let then = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     let set_time = |time| File::options().append(true).open(&path).unwrap().set_modified(time);
     set_time(then).unwrap();
     assert_eq!((look(Look::Stamp), look(Look::Stamp)), (Trust::Digest, Trust::Stamp));
@@ -74,8 +75,8 @@ fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
     // time is as suspect as a newer one.
     for seconds in [1, -2i64] {
         let time = match seconds {
-            0.. => then + std::time::Duration::from_secs(seconds.unsigned_abs()),
-            _ => then - std::time::Duration::from_secs(seconds.unsigned_abs()),
+            0.. => then + Duration::from_secs(seconds.unsigned_abs()),
+            _ => then - Duration::from_secs(seconds.unsigned_abs()),
         };
         set_time(time).unwrap();
         assert_eq!((look(Look::Stamp), look(Look::Stamp)), (Trust::Digest, Trust::Stamp));
@@ -87,6 +88,39 @@ fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
     set_time(stamped).unwrap();
     assert_eq!(look(Look::Stamp), Trust::Stamp);
     assert!(matches!(look(Look::Bytes), Trust::Differs(_)));
+}
+
+#[test]
+fn a_change_within_one_tick_of_the_clock_shows() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let look = || {
+        let published = Published { n_bytes: Some(3), sha256: ABC };
+        trust(&path, published, Look::Stamp, &mut Silent).unwrap()
+    };
+    fs::write(&path, "abc").unwrap();
+    let written = fs::metadata(&path).unwrap().modified().unwrap();
+    assert_eq!((look(), look()), (Trust::Digest, Trust::Digest));
+    // As a clock that has not moved on leaves it.
+    fs::write(&path, "abd").unwrap();
+    File::options().append(true).open(&path).unwrap().set_modified(written).unwrap();
+    assert!(matches!(look(), Trust::Differs(_)));
+    // A time to come will be that of a change.
+    fs::write(&path, "abc").unwrap();
+    let later = SystemTime::now() + Duration::from_secs(60);
+    File::options().append(true).open(&path).unwrap().set_modified(later).unwrap();
+    assert_eq!((look(), look()), (Trust::Digest, Trust::Digest));
+
+    // What is published needs no second reading, and yet shows a change at once.
+    let scratch = dir.path().join("scratch");
+    fs::write(&scratch, "abc").unwrap();
+    publish(&Finished { path: scratch, n_bytes: 3, sha256: ABC.to_owned() }, &path).unwrap();
+    assert_eq!(look(), Trust::Stamp);
+    let published = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, "abd").unwrap();
+    let changed = fs::metadata(&path).unwrap().modified().unwrap();
+    assert!(changed > published);
+    assert!(matches!(look(), Trust::Differs(_)));
 }
 
 #[test]
