@@ -168,7 +168,7 @@ impl<L: Lanes> Largest<L> {
 
 /// The scale of blocks with these largest magnitudes, for integers up to `q`; NaN for infinity.
 #[inline(always)]
-fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
+pub(crate) fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     let zero = lanes.splat(0.0);
     let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
     let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));

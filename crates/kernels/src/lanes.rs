@@ -13,6 +13,7 @@
 //! A value of an x86 lanes type is a proof like [`Isa`]: only [`dispatch`] makes one, so its
 //! methods may use the instructions.
 
+pub(crate) mod halves;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -16,6 +16,8 @@
 //! five with 8 lanes or six with 16 to join the sums, and on the portable tier, which has 8, one
 //! rounding of the product.
 
+pub mod fixed;
+
 use std::ops::Range;
 
 use crate::isa::Isa;

@@ -1,5 +1,6 @@
 //! Eight lanes in an array: plain Rust that LLVM vectorises for any target.
 
+use super::halves::{HALVES, Halves, HalvesKernel};
 use super::{Kernel, Lanes};
 use crate::element::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
@@ -13,6 +14,12 @@ const N: usize = 8;
 /// Entry point of the portable tier.
 #[inline(never)]
 pub(super) fn enter<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Portable)
+}
+
+/// [`enter`] for kernels on halves.
+#[inline(never)]
+pub(super) fn enter_halves<K: HalvesKernel>(kernel: K) -> K::Output {
     kernel.run(Portable)
 }
 
@@ -296,5 +303,66 @@ impl Lanes for Portable {
                 dst[j * dst_stride + i] = x;
             }
         }
+    }
+}
+
+/// Two neighbours in one lane.
+#[inline(always)]
+fn join_halves(halves: [i16; HALVES]) -> [i32; N] {
+    let mut out = [0; N];
+    for i in 0..N {
+        let [low, high] = [halves[2 * i], halves[2 * i + 1]].map(i16::cast_unsigned);
+        out[i] = (u32::from(high) << 16 | u32::from(low)).cast_signed();
+    }
+    out
+}
+
+impl Halves for Portable {
+    #[inline(always)]
+    fn load_u8_halves(self, src: &[u8]) -> [i32; N] {
+        let src = &src[..HALVES];
+        let mut out = [0; HALVES];
+        for i in 0..HALVES {
+            out[i] = i16::from(src[i]);
+        }
+        join_halves(out)
+    }
+
+    #[inline(always)]
+    fn load_i8_halves(self, src: &[u8]) -> [i32; N] {
+        let src = &src[..HALVES];
+        let mut out = [0; HALVES];
+        for i in 0..HALVES {
+            out[i] = i16::from(src[i].cast_signed());
+        }
+        join_halves(out)
+    }
+
+    #[inline(always)]
+    fn halves_where_clear(self, bits: u16) -> [i32; N] {
+        let mut out = [0; HALVES];
+        for (j, out) in out.iter_mut().enumerate() {
+            *out = (bits >> j & 1) as i16 - 1;
+        }
+        join_halves(out)
+    }
+
+    #[inline(always)]
+    fn add_halves(self, a: [i32; N], b: [i32; N]) -> [i32; N] {
+        zip(a, b, |a, b| {
+            let low = (a as i16).wrapping_add(b as i16);
+            let high = ((a >> 16) as i16).wrapping_add((b >> 16) as i16);
+            i32::from(high) << 16 | i32::from(low.cast_unsigned())
+        })
+    }
+
+    #[inline(always)]
+    fn pack_halves(self, a: [f32; N], b: [f32; N]) -> [i32; N] {
+        let mut out = [0; HALVES];
+        for i in 0..N {
+            out[i] = a[i].round_ties_even() as i16;
+            out[N + i] = b[i].round_ties_even() as i16;
+        }
+        join_halves(out)
     }
 }

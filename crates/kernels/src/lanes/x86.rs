@@ -1,12 +1,14 @@
 //! The x86-64 lanes, one file per register width.
 
 mod avx2;
+mod avx2_halves;
 mod avx512;
 
 pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 
 use super::Kernel;
+use super::halves::HalvesKernel;
 
 /// Entry point of the AVX2 tier.
 ///
@@ -15,6 +17,17 @@ use super::Kernel;
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 pub(super) unsafe fn enter_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: this function's own contract.
+    kernel.run(unsafe { Avx2::new_unchecked() })
+}
+
+/// [`enter_avx2`] for kernels on halves.
+///
+/// # Safety
+/// The CPU has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+pub(super) unsafe fn enter_avx2_halves<K: HalvesKernel>(kernel: K) -> K::Output {
     // SAFETY: this function's own contract.
     kernel.run(unsafe { Avx2::new_unchecked() })
 }

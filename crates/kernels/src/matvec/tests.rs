@@ -8,7 +8,12 @@ use crate::test_data::{Random, assert_close, is_close};
 /// What is set is the upper byte of each scale, at the stated places: sign and low mantissa bits at
 /// random, the exponent near 2^-8 in binary16 (2^-45 in bfloat16) and in the binary32 of `Q8_K`;
 /// for `MXFP4` the exponent.
-fn weight_bytes(random: &mut Random, block: BlockType, rows: usize, cols: usize) -> Vec<u8> {
+pub(super) fn weight_bytes(
+    random: &mut Random,
+    block: BlockType,
+    rows: usize,
+    cols: usize,
+) -> Vec<u8> {
     let len = rows * block.row_bytes(cols).unwrap();
     let mut bytes: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
     let (places, keep, set): (&[usize], u8, u8) = match block {
@@ -35,7 +40,7 @@ fn weight_bytes(random: &mut Random, block: BlockType, rows: usize, cols: usize)
     bytes
 }
 
-fn decoded(weights: &WeightView) -> Vec<f32> {
+pub(super) fn decoded(weights: &WeightView) -> Vec<f32> {
     let mut out = vec![f32::NAN; weights.rows() * weights.cols()];
     dequantize(Isa::detect(), weights.block(), weights.bytes(), &mut out);
     out
@@ -48,13 +53,13 @@ fn product(isa: Isa, weights: &WeightView, x: &[f32]) -> Vec<f32> {
     y
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// Column counts below, at and above the edges of a vector, of a step of four vectors, and of real
 /// models.
-fn column_counts(block: BlockType) -> Vec<usize> {
+pub(super) fn column_counts(block: BlockType) -> Vec<usize> {
     match block.block_len() {
         1 => (0..=17).chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 896, 1001]).collect(),
         32 => vec![0, 32, 64, 96, 128, 160, 576, 896, 4864],

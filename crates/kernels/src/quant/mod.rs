@@ -11,6 +11,7 @@
 
 mod bit_word;
 pub(crate) mod float;
+pub(crate) mod ints;
 pub(crate) mod iq4_nl;
 pub(crate) mod iq4_xs;
 pub(crate) mod mxfp4;

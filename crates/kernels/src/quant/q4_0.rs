@@ -8,7 +8,9 @@
 //! The product has at most 4 + 11 significant bits: decoding is exact.
 
 use crate::lanes::Lanes;
+use crate::lanes::halves::Halves;
 
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -37,5 +39,18 @@ impl QuantFormat<BYTES, 1> for Q4_0 {
             sink.put(lanes, 0, i, lanes.mul(lanes.to_f32(low), d));
             sink.put(lanes, 0, half + i, lanes.mul(lanes.to_f32(high), d));
         }
+    }
+}
+
+impl IntFormat<BYTES, 1> for Q4_0 {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let [d0, d1, nibbles @ ..] = block;
+        let both = lanes.load_u8_halves(nibbles);
+        let bias = lanes.splat_half(-8);
+        let low = lanes.add_halves(low_nibbles(lanes, both), bias);
+        let high = lanes.add_halves(high_nibbles(lanes, both), bias);
+        sink.scale(lanes, lanes.splat_f16([*d0, *d1]));
+        sink.put(lanes, 0, [low, high]);
     }
 }

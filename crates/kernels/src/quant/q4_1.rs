@@ -9,7 +9,9 @@
 //! The product has at most 4 + 11 significant bits and is exact: only the sum rounds.
 
 use crate::lanes::Lanes;
+use crate::lanes::halves::Halves;
 
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -38,5 +40,16 @@ impl QuantFormat<BYTES, 1> for Q4_1 {
             sink.put(lanes, 0, i, lanes.fma(lanes.to_f32(low), d, m));
             sink.put(lanes, 0, half + i, lanes.fma(lanes.to_f32(high), d, m));
         }
+    }
+}
+
+impl IntFormat<BYTES, 1> for Q4_1 {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let [d0, d1, m0, m1, nibbles @ ..] = block;
+        let both = lanes.load_u8_halves(nibbles);
+        sink.scale(lanes, lanes.splat_f16([*d0, *d1]));
+        sink.put(lanes, 0, [low_nibbles(lanes, both), high_nibbles(lanes, both)]);
+        sink.offset(lanes, lanes.splat_f16([*m0, *m1]));
     }
 }

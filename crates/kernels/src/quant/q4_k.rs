@@ -13,7 +13,9 @@
 
 use crate::element::f16_to_f32;
 use crate::lanes::Lanes;
+use crate::lanes::halves::{HALVES, Halves};
 
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -50,6 +52,23 @@ impl QuantFormat<BYTES, GROUPS> for Q4K {
     }
 }
 
+impl IntFormat<BYTES, GROUPS> for Q4K {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let (groups, nibbles) = block.split_at(Groups::BYTES);
+        put_groups(lanes, groups, sink);
+        let (pairs, _) = nibbles.as_chunks::<RUN>();
+        for (pair, nibbles) in pairs.iter().enumerate() {
+            let (first, second) = nibbles.split_at(HALVES);
+            let (first, second) = (lanes.load_u8_halves(first), lanes.load_u8_halves(second));
+            let low = [low_nibbles(lanes, first), low_nibbles(lanes, second)];
+            let high = [high_nibbles(lanes, first), high_nibbles(lanes, second)];
+            sink.put(lanes, 2 * pair, low);
+            sink.put(lanes, 2 * pair + 1, high);
+        }
+    }
+}
+
 /// What the groups of a `Q4_K` or `Q5_K` block share: `w = scale * q + offset`.
 pub(super) struct Groups {
     /// `d * scale` of each group.
@@ -75,6 +94,20 @@ impl Groups {
             offsets: mins.map(|min| -(dmin * f32::from(min))),
         }
     }
+}
+
+/// Gives `sink` the scales and offsets of the groups, from the first [`Groups::BYTES`] bytes of a
+/// block.
+#[inline(always)]
+pub(super) fn put_groups<L: Halves>(lanes: L, bytes: &[u8], sink: &mut impl IntSink<L>) {
+    let (words, _) = bytes[..Groups::BYTES].as_chunks::<4>();
+    let [d0, d1, m0, m1] = words[0];
+    let word = |at: usize| u32::from_le_bytes(words[at]);
+    let (scales, mins) = unpack_scales([word(1), word(2), word(3)]);
+    let scales = lanes.mul(lanes.to_f32(lanes.load_u8(&scales)), lanes.splat_f16([d0, d1]));
+    let mins = lanes.mul(lanes.to_f32(lanes.load_u8(&mins)), lanes.splat_f16([m0, m1]));
+    sink.scales(lanes, [scales, scales]);
+    sink.offsets(lanes, lanes.sub(lanes.splat(0.0), mins));
 }
 
 /// Unpacks the 6-bit scales and minima of the eight groups, four at a time in the bytes of a word.

@@ -8,9 +8,11 @@
 //!
 //! The product has at most 5 + 11 significant bits: decoding is exact.
 
+use crate::lanes::halves::Halves;
 use crate::lanes::{Lanes, MAX_LANES};
 
 use super::bit_word::{add_where_set, units};
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -44,5 +46,21 @@ impl QuantFormat<BYTES, 1> for Q5_0 {
             sink.put(lanes, 0, i, lanes.mul(low, d));
             sink.put(lanes, 0, half + i, lanes.mul(high, d));
         }
+    }
+}
+
+impl IntFormat<BYTES, 1> for Q5_0 {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let [d0, d1, f0, f1, f2, f3, nibbles @ ..] = block;
+        let both = lanes.load_u8_halves(nibbles);
+        // Without its fifth bit `q - 16` is the lower four bits below ones.
+        let low_clear = lanes.halves_where_clear(u16::from_le_bytes([*f0, *f1]));
+        let high_clear = lanes.halves_where_clear(u16::from_le_bytes([*f2, *f3]));
+        let ones = lanes.splat_half(!0x0f);
+        let low = lanes.or(low_nibbles(lanes, both), lanes.and(low_clear, ones));
+        let high = lanes.or(high_nibbles(lanes, both), lanes.and(high_clear, ones));
+        sink.scale(lanes, lanes.splat_f16([*d0, *d1]));
+        sink.put(lanes, 0, [low, high]);
     }
 }

@@ -9,9 +9,11 @@
 //!
 //! The product has at most 5 + 11 significant bits and is exact: only the sum rounds.
 
+use crate::lanes::halves::Halves;
 use crate::lanes::{Lanes, MAX_LANES};
 
 use super::bit_word::{add_where_set, units};
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -46,5 +48,23 @@ impl QuantFormat<BYTES, 1> for Q5_1 {
             sink.put(lanes, 0, i, lanes.fma(low, d, m));
             sink.put(lanes, 0, half + i, lanes.fma(high, d, m));
         }
+    }
+}
+
+impl IntFormat<BYTES, 1> for Q5_1 {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let [d0, d1, m0, m1, f0, f1, f2, f3, nibbles @ ..] = block;
+        let both = lanes.load_u8_halves(nibbles);
+        // Without its fifth bit `q - 16` is the lower four bits below ones.
+        let low_clear = lanes.halves_where_clear(u16::from_le_bytes([*f0, *f1]));
+        let high_clear = lanes.halves_where_clear(u16::from_le_bytes([*f2, *f3]));
+        let (ones, sixteen) = (lanes.splat_half(!0x0f), lanes.splat_half(16));
+        let low = lanes.or(low_nibbles(lanes, both), lanes.and(low_clear, ones));
+        let high = lanes.or(high_nibbles(lanes, both), lanes.and(high_clear, ones));
+        let (low, high) = (lanes.add_halves(low, sixteen), lanes.add_halves(high, sixteen));
+        sink.scale(lanes, lanes.splat_f16([*d0, *d1]));
+        sink.put(lanes, 0, [low, high]);
+        sink.offset(lanes, lanes.splat_f16([*m0, *m1]));
     }
 }

@@ -11,8 +11,10 @@
 //! that of the difference.
 
 use crate::lanes::Lanes;
+use crate::lanes::halves::{HALVES, Halves};
 
-use super::q4_k::{GROUPS, Groups};
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
+use super::q4_k::{GROUPS, Groups, put_groups};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -52,6 +54,48 @@ impl QuantFormat<BYTES, GROUPS> for Q5K {
                 sink.put(lanes, low_group, i, lanes.fma(low, low_scale, low_offset));
                 sink.put(lanes, high_group, i, lanes.fma(high, high_scale, high_offset));
             }
+        }
+    }
+}
+
+impl IntFormat<BYTES, GROUPS> for Q5K {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let (groups, rest) = block.split_at(Groups::BYTES);
+        let (fifths, nibbles) = rest.split_at(LEN / 8);
+        put_groups(lanes, groups, sink);
+        let (pairs, _) = nibbles.as_chunks::<RUN>();
+        let fifth_bit = lanes.splat_half(0x10);
+        // As in `decode`; what shifts bring from the next half lies beside the bit.
+        let (first, second) = fifths.split_at(HALVES);
+        let first_fifths = lanes.shl(lanes.load_u8_halves(first), 4);
+        let second_fifths = lanes.shl(lanes.load_u8_halves(second), 4);
+        for (pair, nibbles) in pairs.iter().enumerate() {
+            let (first, second) = nibbles.split_at(HALVES);
+            let (first, second) = (lanes.load_u8_halves(first), lanes.load_u8_halves(second));
+            let shift = 2 * pair as i32;
+            let low = [
+                lanes.or(
+                    low_nibbles(lanes, first),
+                    lanes.and(lanes.shr(first_fifths, shift), fifth_bit),
+                ),
+                lanes.or(
+                    low_nibbles(lanes, second),
+                    lanes.and(lanes.shr(second_fifths, shift), fifth_bit),
+                ),
+            ];
+            let high = [
+                lanes.or(
+                    high_nibbles(lanes, first),
+                    lanes.and(lanes.shr(first_fifths, shift + 1), fifth_bit),
+                ),
+                lanes.or(
+                    high_nibbles(lanes, second),
+                    lanes.and(lanes.shr(second_fifths, shift + 1), fifth_bit),
+                ),
+            ];
+            sink.put(lanes, 2 * pair, low);
+            sink.put(lanes, 2 * pair + 1, high);
         }
     }
 }

@@ -16,7 +16,9 @@
 
 use crate::element::f16_to_f32;
 use crate::lanes::Lanes;
+use crate::lanes::halves::{HALVES, Halves};
 
+use super::ints::{IntFormat, IntSink, high_nibbles, low_nibbles};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -63,6 +65,45 @@ impl QuantFormat<BYTES, RUNS> for Q6K {
                     let scale = d * f32::from(scales[2 * run + at / GROUP].cast_signed());
                     let q = lanes.to_f32(lanes.add_i32(q, bias));
                     sink.put(lanes, run, i, lanes.mul(q, lanes.splat(scale)));
+                }
+            }
+        }
+    }
+}
+
+impl IntFormat<BYTES, RUNS> for Q6K {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let (lower, rest) = block.split_at(LEN / 2);
+        let (upper, rest) = rest.split_at(LEN / 4);
+        let (scales, d) = rest.split_at(GROUPS);
+        let d = lanes.splat_f16([d[0], d[1]]);
+        // Scales of the first groups of all runs in the even halves, of the second in the odd ones.
+        let scales = lanes.load_i8_halves(scales);
+        let first = lanes.to_f32(lanes.dot_i16(scales, lanes.splat_i32(1)));
+        let second = lanes.to_f32(lanes.dot_i16(scales, lanes.splat_i32(1 << 16)));
+        sink.scales(lanes, [lanes.mul(first, d), lanes.mul(second, d)]);
+        let (lower, _) = lower.as_chunks::<RUN>();
+        let (upper, _) = upper.as_chunks::<RUN>();
+        let top_two = lanes.splat_half(0x30);
+        let bias = lanes.splat_half(-32);
+        for half_block in 0..2 {
+            for half in 0..2 {
+                let at = half * HALVES;
+                let first = lanes.load_u8_halves(&lower[2 * half_block][at..]);
+                let second = lanes.load_u8_halves(&lower[2 * half_block + 1][at..]);
+                let top = lanes.load_u8_halves(&upper[half_block][at..]);
+                let quants = [
+                    (low_nibbles(lanes, first), lanes.shl(top, 4)),
+                    (low_nibbles(lanes, second), lanes.shl(top, 2)),
+                    (high_nibbles(lanes, first), top),
+                    (high_nibbles(lanes, second), lanes.shr(top, 2)),
+                ];
+                for run in 0..quants.len() {
+                    let (lower, upper) = quants[run];
+                    let q = lanes.or(lower, lanes.and(upper, top_two));
+                    let q = lanes.add_halves(q, bias);
+                    sink.put_half(lanes, [4 * half_block + run, half], q);
                 }
             }
         }

@@ -8,7 +8,9 @@
 //! The product has at most 8 + 11 significant bits: decoding is exact.
 
 use crate::lanes::Lanes;
+use crate::lanes::halves::{HALVES, Halves};
 
+use super::ints::{IntFormat, IntSink};
 use super::runs::{QuantFormat, RUN, Sink};
 
 /// Elements of a block.
@@ -30,5 +32,15 @@ impl QuantFormat<BYTES, 1> for Q8_0 {
             let q = lanes.load_i8(&quants[i * L::N..]);
             sink.put(lanes, 0, i, lanes.mul(lanes.to_f32(q), d));
         }
+    }
+}
+
+impl IntFormat<BYTES, 1> for Q8_0 {
+    #[inline(always)]
+    fn decode_ints<L: Halves>(lanes: L, block: &[u8; BYTES], sink: &mut impl IntSink<L>) {
+        let [d0, d1, quants @ ..] = block;
+        let (low, high) = quants.split_at(HALVES);
+        sink.scale(lanes, lanes.splat_f16([*d0, *d1]));
+        sink.put(lanes, 0, [lanes.load_i8_halves(low), lanes.load_i8_halves(high)]);
     }
 }
