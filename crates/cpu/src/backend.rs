@@ -332,11 +332,9 @@ impl Backend for Cpu {
     fn decode(
         &self,
         weights: &CpuWeights,
-        row: DecodeRow<'_, Self>,
-        work: &mut Workspace<Self>,
-        logits: &mut CpuBuffer,
-    ) -> Result<(), BackendError> {
-        self.on(Phase::Decode, || self.decode_row(weights, row, work, logits.floats_mut()))
+        rows: &mut [DecodeRow<'_, Self>],
+    ) -> Vec<Result<(), BackendError>> {
+        self.on(Phase::Decode, || self.decode_rows(weights, rows))
     }
 
     fn read(&self, buffer: &CpuBuffer, element: Element, at: usize, out: &mut [f32]) {

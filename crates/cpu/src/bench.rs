@@ -17,6 +17,7 @@ use tidekv::model::Shape;
 use tidekv_kernels::attention::attend_scratch_len;
 use tidekv_kernels::gemm::{Epilogue, panel_width};
 use tidekv_kernels::kv::{Append, KvLayout, append_k, append_v};
+use tidekv_kernels::matvec::Vector;
 use tidekv_kernels::quant::{BlockType, WeightView};
 use tidekv_kernels::score::{RowStats, ScoreHead, score_block, score_scratch_len, score_stats};
 use tidekv_kernels::{Isa, peak};
@@ -275,16 +276,23 @@ pub fn scoring(cpu: &Cpu, heads: &Heads, window: usize, n_keys: usize) -> Sample
     Sample { work: 4.0 * (window * n_keys) as f64 * (n_heads * d) as f64, seconds }
 }
 
-/// `[N, K]` weights of a type times one vector, as decoding does it; the work is the weights' bytes.
-/// `None` if K is no whole number of blocks.
-pub fn vector(cpu: &Cpu, weights: WeightType, [n, k]: [usize; 2]) -> Option<Sample> {
+/// `[N, K]` weights of a type times `n_vectors` vectors at once, as decoding that many sequences
+/// does it; the work is the weights' bytes once for each. `None` if K is no whole number of
+/// blocks.
+pub fn vectors(
+    cpu: &Cpu,
+    weights: WeightType,
+    [n, k]: [usize; 2],
+    n_vectors: usize,
+) -> Option<Sample> {
     let weights = Weights::new(weights, n, k)?;
-    let (x, mut y) = (numbers(k), vec![0.0; n]);
+    let (xs, mut ys) = (numbers(n_vectors * k), vec![0.0; n_vectors * n]);
     let compute = cpu.compute();
     let seconds = best_seconds(|| {
-        cpu.pool.enter(|| compute.vector(&weights.view(), &x, &mut y));
+        let vectors = xs.chunks_exact(k).zip(ys.chunks_exact_mut(n)).map(|(x, y)| Vector { x, y });
+        cpu.pool.enter(|| compute.vectors(&weights.view(), vectors));
     });
-    Some(Sample { work: weights.bytes.len() as f64, seconds })
+    Some(Sample { work: (weights.bytes.len() * n_vectors) as f64, seconds })
 }
 
 #[cfg(test)]
@@ -308,13 +316,13 @@ mod tests {
         assert_eq!(attention.work, 4.0 * 16.0 * 6.0 * 27.0);
         let scoring = scoring(&cpu, &heads, 4, 10);
         assert_eq!(scoring.work, 4.0 * 16.0 * 6.0 * 40.0);
-        let vector = vector(&cpu, WeightType::Q8_0, [40, 64]).unwrap();
-        assert_eq!(vector.work, 40.0 * 2.0 * 34.0);
-        for sample in [product, attention, scoring, vector] {
+        let vectors = vectors(&cpu, WeightType::Q8_0, [40, 64], 3).unwrap();
+        assert_eq!(vectors.work, 3.0 * 40.0 * 2.0 * 34.0);
+        for sample in [product, attention, scoring, vectors] {
             assert!(sample.seconds > 0.0 && sample.rate().is_finite(), "{sample:?}");
         }
         assert_eq!(super::product(&cpu, WeightType::Q4K, [5, 40, 64]), None);
-        assert_eq!(super::vector(&cpu, WeightType::Q4K, [40, 64]), None);
+        assert_eq!(super::vectors(&cpu, WeightType::Q4K, [40, 64], 1), None);
     }
 
     #[test]

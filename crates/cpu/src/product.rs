@@ -9,7 +9,7 @@ use tidekv_kernels::fixed::fix_rows;
 use tidekv_kernels::gemm::{
     Epilogue, Factors, PanelGemm, gemm_panels, pack_panel, panel_width, row_tile,
 };
-use tidekv_kernels::matvec::matvec;
+use tidekv_kernels::matvec::{Vector, matvec};
 use tidekv_kernels::quant::WeightView;
 
 /// What products run on.
@@ -121,14 +121,26 @@ impl Compute<'_> {
         });
     }
 
-    /// `y = W x` for decode: W `[N, K]`.
-    pub(crate) fn vector(&self, w: &WeightView<'_>, x: &[f32], y: &mut [f32]) {
+    /// `y = W x` of every vector for decode: W `[N, K]`, y `[N]`.
+    pub(crate) fn vectors<'v>(
+        &self,
+        w: &WeightView<'_>,
+        vectors: impl Iterator<Item = Vector<'v>>,
+    ) {
         // A few tasks per thread even out what the threads find in caches.
-        let tasks = 4 * self.pool.n_threads();
-        let rows = y.len().div_ceil(tasks).max(16);
-        self.pool.each(y.chunks_mut(rows).enumerate(), |(index, y)| {
-            let first = index * rows;
-            matvec(self.isa, w, first..first + y.len(), x, y);
+        let n_tasks = 4 * self.pool.n_threads();
+        let rows = w.rows().div_ceil(n_tasks).max(16);
+        let mut left: Vec<Vector<'_>> = vectors.collect();
+        let tasks = (0..w.rows()).step_by(rows).map(|first| {
+            let rows = first..(first + rows).min(w.rows());
+            let part = left.iter_mut().map(|Vector { x, y }| {
+                let (part, others) = std::mem::take(y).split_at_mut(rows.len());
+                *y = others;
+                Vector { x, y: part }
+            });
+            let part: Vec<Vector<'_>> = part.collect();
+            (rows, part)
         });
+        self.pool.each(tasks, |(rows, mut part)| matvec(self.isa, w, rows, &mut part));
     }
 }

@@ -28,7 +28,6 @@ use tidekv::{
     Unobserved,
 };
 use tidekv_cpu::{Cpu, CpuConfig, CpuSizes};
-use tidekv_format::{GgufFile, TensorType};
 use tidekv_testkit::compare::assert_bits_eq;
 use tidekv_testkit::{TinySpec, tiny_llama, tiny_qwen2};
 
@@ -41,19 +40,6 @@ fn config(kind: ScheduleKind) -> RunConfig {
         max_new_tokens: 8,
         ..RunConfig::default()
     }
-}
-
-/// A model with one value of an F32 tensor replaced.
-fn with_value(spec: &TinySpec, name: &str, (index, value): (usize, f32)) -> TinyFile {
-    let original = TinyFile::write(&spec.writer());
-    let gguf = GgufFile::open(original.path()).unwrap();
-    let tensor = gguf.tensor(name).unwrap();
-    assert_eq!(tensor.ty, TensorType::F32);
-    let mut bytes = gguf.bytes(tensor).to_vec();
-    bytes[4 * index..][..4].copy_from_slice(&value.to_le_bytes());
-    let mut writer = spec.writer();
-    writer.remove_tensor(name).tensor(name, &tensor.shape, tensor.ty, bytes);
-    TinyFile::write(&writer)
 }
 
 /// Place and position that a run complained about.
@@ -85,7 +71,7 @@ fn a_weight_that_is_no_number_is_an_error_that_names_the_layer() {
         for part in of_a_layer {
             // The last layer computes its last row only.
             for (layer, position) in [(0, 0), (1, 0), (2, S - 1)] {
-                let file = with_value(&spec, &format!("blk.{layer}.{part}"), (3, value));
+                let file = TinyFile::with_value(&spec, &format!("blk.{layer}.{part}"), (3, value));
                 let engine = engine(file.path(), 2, None);
                 for kind in ScheduleKind::ALL {
                     let run = engine.prefill(&tokens, &config(kind), &mut Unobserved);
@@ -102,7 +88,7 @@ fn a_faulty_head_is_an_error_at_the_last_position() {
     let spec = tiny_qwen2(82);
     let tokens = prompt(2, spec.vocab, S);
     for name in ["output.weight", "output_norm.weight"] {
-        let file = with_value(&spec, name, (100, f32::NAN));
+        let file = TinyFile::with_value(&spec, name, (100, f32::NAN));
         let engine = engine(file.path(), 2, None);
         for kind in ScheduleKind::ALL {
             let run = engine.prefill(&tokens, &config(kind), &mut Unobserved);
@@ -118,7 +104,7 @@ fn logits_that_overflow_are_an_error_where_they_do() {
     let spec = tiny_qwen2(85);
     let tokens = prompt(2, spec.vocab, S);
     // Only where this element of the normed state is large.
-    let file = with_value(&spec, "output.weight", (100, 2e38));
+    let file = TinyFile::with_value(&spec, "output.weight", (100, 2e38));
     let engine = engine(file.path(), 2, None);
     let positions = [1, 50, S].map(|chunk| {
         let config = RunConfig {
@@ -142,7 +128,7 @@ fn a_faulty_token_is_an_error_where_it_stands_and_nowhere_else() {
     const AT: usize = 60;
     let spec = tiny_qwen2(83);
     let index = FAULTY as usize * spec.d_model + 5;
-    let file = with_value(&spec, "token_embd.weight", (index, f32::NAN));
+    let file = TinyFile::with_value(&spec, "token_embd.weight", (index, f32::NAN));
     let engine = engine(file.path(), 2, None);
     let mut tokens = prompt(3, spec.vocab, S);
     tokens.iter_mut().filter(|token| **token == FAULTY).for_each(|token| *token = 0);
@@ -161,7 +147,7 @@ fn a_faulty_token_is_an_error_where_it_stands_and_nowhere_else() {
 #[test]
 fn a_bridge_that_overflows_is_an_error_not_an_infinity() {
     let spec = tiny_llama(84);
-    let file = with_value(&spec, "blk.1.ffn_down.weight", (0, 3e5));
+    let file = TinyFile::with_value(&spec, "blk.1.ffn_down.weight", (0, 3e5));
     let engine = engine(file.path(), 2, None);
     let tokens = prompt(4, spec.vocab, S);
     let run = |bridge| {

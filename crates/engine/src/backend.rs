@@ -123,6 +123,10 @@ pub struct DecodeRow<'a, B: Backend + ?Sized> {
     pub tail: &'a mut [DecodeTail<B>],
     /// Rows already in each tail.
     pub tail_row: usize,
+    /// The sequence's own memory, for one row.
+    pub work: &'a mut Workspace<B>,
+    /// Where its logits go, `[vocab]` f32.
+    pub logits: &'a mut B::Buffer,
 }
 
 /// A device that runs layers. Shapes use the letters of [`Shape`].
@@ -276,14 +280,17 @@ pub trait Backend: Send + Sync {
         logits: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// One decode step through all layers into `[vocab]` f32.
+    /// One decode step of each of several sequences through all layers, so that the
+    /// weights are read once for all. The bits of a row depend on no other.
+    ///
+    /// # Errors
+    /// There is one result per row, in their order: [`BackendError::NonFinite`] for
+    /// one whose logits are not finite, which the others do not notice.
     fn decode(
         &self,
         weights: &Self::Weights,
-        row: DecodeRow<'_, Self>,
-        work: &mut Workspace<Self>,
-        logits: &mut Self::Buffer,
-    ) -> Result<(), BackendError>;
+        rows: &mut [DecodeRow<'_, Self>],
+    ) -> Vec<Result<(), BackendError>>;
 
     /// Reads `out.len()` numbers of type `element` from number `at` on.
     fn read(&self, buffer: &Self::Buffer, element: Element, at: usize, out: &mut [f32]);

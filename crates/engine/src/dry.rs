@@ -191,8 +191,8 @@ impl Backend for Dry {
         Ok(())
     }
 
-    fn decode(&self, _: &(), _: DecodeRow<'_, Self>, _: &mut Workspace<Self>, _: &mut ()) -> Done {
-        Ok(())
+    fn decode(&self, _: &(), rows: &mut [DecodeRow<'_, Self>]) -> Vec<Done> {
+        vec![Ok(()); rows.len()]
     }
 
     fn read(&self, _: &(), _: Element, _: usize, out: &mut [f32]) {

@@ -58,6 +58,17 @@ pub enum Error {
         /// What is wrong.
         source: Box<Error>,
     },
+    /// What is wrong with some of several sessions that were to be fed together.
+    #[error("{}", of_sessions(failed, *n_sessions))]
+    OfSessions {
+        /// Which, counted from 0, and what is wrong with each; not empty.
+        failed: Vec<(usize, Error)>,
+        /// Sessions in all.
+        n_sessions: usize,
+    },
+    /// A session that cannot be fed together with the first.
+    #[error("the session belongs to another engine; feed sessions of one engine together")]
+    OtherEngine,
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
@@ -105,6 +116,15 @@ pub enum Error {
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
+}
+
+/// What is wrong with each.
+fn of_sessions(failed: &[(usize, Error)], n_sessions: usize) -> String {
+    let each = failed.iter().map(|(index, error)| {
+        let number = index + 1;
+        format!("session {number} of {n_sessions}: {error}")
+    });
+    each.collect::<Vec<_>>().join("; ")
 }
 
 impl Error {

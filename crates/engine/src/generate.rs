@@ -1,9 +1,9 @@
-//! Generation: an iterator over the answer's pieces of text.
+//! Generation: an iterator over the answer's pieces of text, and several answers at once.
 
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::sample::{Logprobs, MAX_TOP_LOGPROBS, SampleConfig, Sampler};
-use crate::session::Session;
+use crate::session::{Session, feed_checked};
 use crate::text::{DetokenizeStream, StopMatcher, StopStep};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,7 +108,7 @@ pub struct Piece {
 }
 
 /// The answer to a prompt, token by token. Ends by itself; then
-/// [`Generate::finish_reason`] says why.
+/// [`Generate::finish_reason`] says why. Several at once: [`next_together`].
 pub struct Generate<'s, 'e, B: Backend> {
     session: &'s mut Session<'e, B>,
     sampler: Sampler,
@@ -170,8 +170,13 @@ struct Drawn {
     logprobs: Option<Logprobs>,
 }
 
-impl<B: Backend> Generate<'_, '_, B> {
-    /// Why the answer ended; `None` while it goes on.
+impl<'e, B: Backend> Generate<'_, 'e, B> {
+    /// The session that it grows from.
+    pub fn session(&self) -> &Session<'e, B> {
+        self.session
+    }
+
+    /// Why the answer ended; `None` while it goes on, and where an error ended it.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
@@ -181,22 +186,42 @@ impl<B: Backend> Generate<'_, '_, B> {
         self.text.as_ref().is_some_and(|(stream, _)| stream.is_some())
     }
 
-    /// The next token, or the reason why there is none.
-    fn next_token(&mut self) -> Result<Result<Drawn, FinishReason>, Error> {
+    /// What comes next.
+    fn turn(&mut self) -> Turn {
+        if self.text.is_none() {
+            return Turn::Over;
+        }
         if self.cancel.load(Ordering::Relaxed) {
-            return Ok(Err(FinishReason::Cancelled));
+            return Turn::End(FinishReason::Cancelled);
         }
         if self.generated == self.session.config().max_new_tokens {
-            return Ok(Err(FinishReason::Length));
+            return Turn::End(FinishReason::Length);
         }
         // A token is fed only when the next one is asked for, so the last token
         // of an answer costs no forward pass.
-        if let Some(token) = self.pending.take() {
-            if self.session.room() == 0 {
-                return Ok(Err(FinishReason::Length));
-            }
-            self.session.feed(token)?;
+        match self.pending.take() {
+            None => Turn::Draw,
+            Some(_) if self.session.room() == 0 => Turn::End(FinishReason::Length),
+            Some(token) => Turn::Feed(token),
         }
+    }
+
+    /// Does what comes next; a token of the turn has been fed.
+    fn follow(&mut self, turn: Turn) -> Option<Result<Piece, Error>> {
+        let step = match turn {
+            Turn::Over => Ok(None),
+            Turn::End(reason) => Ok(self.end(reason)),
+            Turn::Draw | Turn::Feed(_) => self.advance(),
+            Turn::Fail(error) => Err(error),
+        };
+        if step.is_err() {
+            self.text = None;
+        }
+        step.transpose()
+    }
+
+    /// The next token, or the reason why there is none.
+    fn next_token(&mut self) -> Result<Result<Drawn, FinishReason>, Error> {
         let logits = self.session.logits();
         let token = self.sampler.draw(&logits)?;
         if self.has_text() && self.session.engine().tokenizer()?.is_eos(token) {
@@ -210,9 +235,6 @@ impl<B: Backend> Generate<'_, '_, B> {
     }
 
     fn advance(&mut self) -> Result<Option<Piece>, Error> {
-        if self.text.is_none() {
-            return Ok(None);
-        }
         let Drawn { token, logprobs } = match self.next_token()? {
             Ok(drawn) => drawn,
             Err(reason) => return Ok(self.end(reason)),
@@ -249,10 +271,97 @@ impl<B: Backend> Iterator for Generate<'_, '_, B> {
     type Item = Result<Piece, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.advance().transpose();
-        if let Some(Err(_)) = step {
-            self.text = None;
+        next_together(&mut [self]).pop().flatten()
+    }
+}
+
+/// What an answer does next.
+enum Turn {
+    /// Nothing; it has ended.
+    Over,
+    /// It ends.
+    End(FinishReason),
+    /// A token is drawn.
+    Draw,
+    /// A token is drawn when this one, the last that was drawn, has been fed.
+    Feed(u32),
+    /// It ends in an error.
+    Fail(Error),
+}
+
+/// The next piece of each of several answers, or `None` for one that has ended: what
+/// `next` of each would give, with one step for all tokens that are fed
+/// ([`feed_together`]). Answers may begin, end and fail at different times; which of
+/// them go on together is the caller's choice at each call, and changes no token.
+///
+/// ```
+/// use tidekv::{Engine, GenerateConfig, Model, RunConfig, Session, Unobserved, next_together};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+/// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+/// let config = RunConfig { max_new_tokens: 8, ..RunConfig::default() };
+/// let mut sessions = engine.prefill_batch(&[&[1, 2, 3], &[4, 5]], &config, &mut Unobserved)?;
+/// let generate = |session| Session::generate(session, GenerateConfig::default());
+/// let mut answers = sessions.iter_mut().map(generate).collect::<Result<Vec<_>, _>>()?;
+/// let mut texts = vec![String::new(); answers.len()];
+/// loop {
+///     let mut all: Vec<_> = answers.iter_mut().collect();
+///     let pieces = next_together(&mut all);
+///     if pieces.iter().all(Option::is_none) {
+///         break;
+///     }
+///     for (text, piece) in texts.iter_mut().zip(pieces) {
+///         *text += &piece.transpose()?.map_or(String::new(), |piece| piece.text);
+///     }
+/// }
+/// assert!(answers.iter().all(|answer| answer.finish_reason().is_some()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// An error is that of its answer, which has then ended; the others go on. An answer of
+/// another engine than the first's ends with [`Error::OtherEngine`].
+///
+/// [`feed_together`]: crate::feed_together
+pub fn next_together<B: Backend>(
+    answers: &mut [&mut Generate<'_, '_, B>],
+) -> Vec<Option<Result<Piece, Error>>> {
+    let mut turns: Vec<Turn> = answers.iter_mut().map(|answer| answer.turn()).collect();
+    feed_turns(answers, &mut turns);
+    answers.iter_mut().zip(turns).map(|(answer, turn)| answer.follow(turn)).collect()
+}
+
+/// Feeds the tokens of all turns that have one. A turn whose token cannot be fed
+/// becomes a failure.
+fn feed_turns<B: Backend>(answers: &mut [&mut Generate<'_, '_, B>], turns: &mut [Turn]) {
+    let Some(engine) = answers.first().map(|first| first.session.engine()) else { return };
+    let (mut feeds, mut fed) = (Vec::new(), Vec::new());
+    for (answer, turn) in answers.iter_mut().zip(turns) {
+        let Turn::Feed(token) = *turn else { continue };
+        match answer.session.check_engine(engine) {
+            Ok(()) => {
+                feeds.push((&mut *answer.session, token));
+                fed.push(turn);
+            }
+            Err(error) => *turn = Turn::Fail(error),
         }
-        step
+    }
+    while !feeds.is_empty() {
+        match feed_checked(&mut feeds) {
+            Ok(outcomes) => {
+                for (turn, outcome) in fed.into_iter().zip(outcomes) {
+                    if let Err(error) = outcome {
+                        *turn = Turn::Fail(error);
+                    }
+                }
+                return;
+            }
+            // It would be the error of all; each asks for its own.
+            Err(error) => {
+                feeds.remove(0);
+                *fed.remove(0) = Turn::Fail(error);
+            }
+        }
     }
 }

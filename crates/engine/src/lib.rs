@@ -10,7 +10,8 @@
 //!
 //! - [`Model`] is an opened file; [`Engine`] is a model on a [`Backend`];
 //!   [`Session`] is one prompt that has been read, alone or with others in a
-//!   batch; [`Generate`] iterates over the answer.
+//!   batch; [`Generate`] iterates over the answer. [`next_together`] and
+//!   [`feed_together`] carry on several at once, with one read of the weights.
 //! - [`RunConfig`] holds what decides result and memory: a
 //!   [`schedule::Schedule`] (order, chunks, eviction) and a
 //!   [`select::Selector`] (what is kept) are values.
@@ -108,10 +109,10 @@ pub use config::{Outputs, RunConfig};
 pub use element::{Element, UnknownElement};
 pub use engine::{Engine, Model};
 pub use error::Error;
-pub use generate::{FinishReason, Generate, GenerateConfig, Piece};
+pub use generate::{FinishReason, Generate, GenerateConfig, Piece, next_together};
 pub use observe::{Observer, Progress, Tap, Unobserved};
 pub use position::{Pos, Row};
 pub use sample::{SampleConfig, Sampler};
-pub use session::Session;
+pub use session::{Session, feed_together};
 /// Model files as checked tables of tensors, and what can be wrong with them.
 pub use tidekv_format as format;

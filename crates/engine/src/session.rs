@@ -2,7 +2,7 @@
 //!
 //! Next hop of a prompt: [`crate::sample`], [`crate::text`].
 
-use crate::backend::{Backend, DecodeRow, Workspace};
+use crate::backend::{Backend, BackendError, DecodeRow, Workspace};
 use crate::cache::{DecodeTail, RetainedKv};
 use crate::config::RunConfig;
 use crate::element::Element;
@@ -159,12 +159,21 @@ impl<'e, B: Backend> Session<'e, B> {
         logits
     }
 
-    /// Feeds one token at its true position.
+    /// Feeds one token at its true position. [`feed_together`] does it for several
+    /// sessions.
     ///
     /// # Errors
     /// [`Error::Setting`] when there is no room left, [`Error::TokenOutOfRange`], a
-    /// model file that has changed, or a failure of the backend.
+    /// model file that has changed, or a failure of the backend. The session stays
+    /// where it was and can be fed again; after numbers that overflowed its logits are
+    /// of no use until then.
     pub fn feed(&mut self, token: u32) -> Result<(), Error> {
+        self.check_feed(token)?;
+        feed_checked(&mut [(self, token)])?.into_iter().collect()
+    }
+
+    /// Whether `token` can be fed.
+    fn check_feed(&self, token: u32) -> Result<(), Error> {
         let vocab = self.engine.model().spec.shape.vocab;
         if token as usize >= vocab {
             return Err(Error::TokenOutOfRange { id: token, index: self.tail_row, vocab });
@@ -176,19 +185,109 @@ impl<'e, B: Backend> Session<'e, B> {
                 reason: "is used up, or the context is full; no further token can be fed".into(),
             });
         }
-        let row = DecodeRow {
+        Ok(())
+    }
+
+    /// Whether it can be fed together with a session of `engine`.
+    pub(crate) fn check_engine(&self, engine: &Engine<B>) -> Result<(), Error> {
+        match std::ptr::eq(self.engine, engine) {
+            true => Ok(()),
+            false => Err(Error::OtherEngine),
+        }
+    }
+
+    /// The step that feeds `token`.
+    fn step(&mut self, token: u32) -> DecodeRow<'_, B> {
+        DecodeRow {
             token,
             position: self.next_position(),
             rotations: &self.rotations,
             retained: &self.retained,
             tail: &mut self.tails,
             tail_row: self.tail_row,
-        };
-        let backend = self.engine.backend();
-        backend.decode(self.engine.weights()?, row, &mut self.work, &mut self.logits)?;
-        backend.sync()?;
-        self.tail_row += 1;
-        self.fed.push(token);
-        Ok(())
+            work: &mut self.work,
+            logits: &mut self.logits,
+        }
     }
+}
+
+/// Feeds each session its token, all in one step that reads the weights once. The
+/// sessions may come from different batches, with different settings; each has the
+/// bits that it has when it is fed alone.
+///
+/// ```
+/// use tidekv::{Engine, Error, Model, RunConfig, Session, Unobserved, feed_together};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// # tidekv_testkit::tiny_llama(1).write_to(&path)?;
+/// # let cpu = tidekv_cpu::Cpu::new(tidekv_cpu::CpuConfig::default())?;
+/// # let engine = Engine::new(Model::open(&path, None)?, cpu)?;
+/// let config = RunConfig { max_new_tokens: 8, ..RunConfig::default() };
+/// let mut sessions = engine.prefill_batch(&[&[1, 2, 3], &[4, 5]], &config, &mut Unobserved)?;
+/// // One that joins later.
+/// sessions.push(engine.prefill(&[6, 7, 8], &config, &mut Unobserved)?);
+/// let mut feeds: Vec<(&mut Session<_>, u32)> = sessions.iter_mut().zip([9, 10, 11]).collect();
+/// match feed_together(&mut feeds) {
+///     Ok(()) => {}
+///     Err(Error::OfSessions { failed, .. }) => eprintln!("without {failed:?}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// assert_eq!(sessions.iter().map(|session| session.fed().len()).sum::<usize>(), 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::OfSessions`] with what is wrong with each. That a session cannot take its
+/// token ([`Session::feed`]) or belongs to another engine than the first
+/// ([`Error::OtherEngine`]) is found before anything is fed, and nothing is. Numbers
+/// that overflow ([`Error::Backend`]) are found after the step: the sessions named
+/// are where they were, all others have been fed.
+///
+/// Any other error, such as that of a model file that has changed, is about all
+/// sessions, and none has been fed.
+pub fn feed_together<'e, B: Backend>(
+    feeds: &mut [(&mut Session<'e, B>, u32)],
+) -> Result<(), Error> {
+    let Some(engine) = feeds.first().map(|(session, _)| session.engine) else { return Ok(()) };
+    let check = |(session, token): &(&mut Session<'e, B>, u32)| {
+        session.check_engine(engine).and_then(|()| session.check_feed(*token))
+    };
+    all_of_sessions(feeds.iter().map(check).collect())?;
+    all_of_sessions(feed_checked(feeds)?)
+}
+
+/// The outcomes of several sessions as one.
+fn all_of_sessions(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
+    let n_sessions = outcomes.len();
+    let failure = |(index, outcome): (usize, Result<(), Error>)| Some((index, outcome.err()?));
+    let failed: Vec<_> = outcomes.into_iter().enumerate().filter_map(failure).collect();
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Error::OfSessions { failed, n_sessions }),
+    }
+}
+
+/// Feeds sessions of one engine tokens for which they have room. Those that fail stay
+/// where they were.
+///
+/// # Errors
+/// What keeps all of them from being fed.
+pub(crate) fn feed_checked<B: Backend>(
+    feeds: &mut [(&mut Session<'_, B>, u32)],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let Some(engine) = feeds.first().map(|(session, _)| session.engine) else {
+        return Ok(Vec::new());
+    };
+    let (backend, weights) = (engine.backend(), engine.weights()?);
+    let mut rows: Vec<_> = feeds.iter_mut().map(|(session, token)| session.step(*token)).collect();
+    let outcomes = backend.decode(weights, &mut rows);
+    backend.sync()?;
+    let advance = |((session, token), outcome): (&mut (&mut Session<'_, B>, u32), _)| {
+        let fed: Result<(), BackendError> = outcome;
+        fed?;
+        session.tail_row += 1;
+        session.fed.push(*token);
+        Ok(())
+    };
+    Ok(feeds.iter_mut().zip(outcomes).map(advance).collect())
 }

@@ -245,14 +245,8 @@ impl Backend for Toy {
         Ok(())
     }
 
-    fn decode(
-        &self,
-        _: &Shape,
-        _: DecodeRow<'_, Self>,
-        _: &mut Workspace<Self>,
-        _: &mut Vec<f32>,
-    ) -> Done {
-        Ok(())
+    fn decode(&self, _: &Shape, rows: &mut [DecodeRow<'_, Self>]) -> Vec<Done> {
+        vec![Ok(()); rows.len()]
     }
 
     fn read(&self, buffer: &Vec<f32>, element: Element, at: usize, out: &mut [f32]) {

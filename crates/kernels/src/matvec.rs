@@ -1,14 +1,14 @@
 //! Matrix-vector products over weights as they are stored: the whole of decode's linear algebra.
 //!
-//! A weight is decoded in registers and used once, so the cost is reading the blocks. The
-//! arithmetic is that of f32 weights: output n is the dot product of `x` with the decoded row, not
+//! A weight is decoded once for all vectors of a call, in registers for one vector and in a buffer
+//! (`shared`) for several, so the cost is that of reading and decoding the blocks. The arithmetic is that of f32 weights: output n is the dot product of `x` with the decoded row, not
 //! of integers with a quantised `x`.
 //!
 //! Order of one output, for the tier's N lanes: 32 running sums for quantised weights, 4N for float
 //! types; element k is added to sum k mod their number, in ascending k. The sums then lie in
 //! vectors of N lanes, which are added as (0 + 1) + (2 + 3), and the lanes of the result by halves,
-//! upper onto lower. Nothing else enters: an output's bits do not depend on which rows the call
-//! computes.
+//! upper onto lower. Nothing else enters: an output's bits depend neither on which rows the call
+//! computes nor on the other vectors.
 //!
 //! Error: with u = 2^-24, an output differs from the exact dot product of the decoded weights by at
 //! most `gamma(ceil(K / 32) + 6) * sum |w_k x_k|` where `gamma(n) = n u / (1 - n u)` (Higham,
@@ -43,34 +43,71 @@ use crate::quant::{BlockType, WeightView};
 
 /// Vectors of running sums: enough chains to hide the latency of the FMA units.
 const SUMS: usize = 4;
+/// Most vectors that share a decoded weight: the sums of two fill half of the 16 registers that
+/// AVX2 has, those of four pass through the L1 cache and still cost less than decoding again.
+const TILE: usize = 4;
+/// Rows that all tiles use while they are in the caches.
+const CACHED_ROWS: usize = 16;
 
-/// Computes `y[i] = weights[rows.start + i] . x` for `x` of `[K]` and `y` of `[rows.len()]`.
+/// A vector and where its product goes.
+pub struct Vector<'a> {
+    /// `[K]`.
+    pub x: &'a [f32],
+    /// One element per row that is computed.
+    pub y: &'a mut [f32],
+}
+
+/// Computes `y[i] = weights[rows.start + i] . x` for every vector, `x` of `[K]` and `y` of
+/// `[rows.len()]`. Several vectors share the decoding of the weights.
 ///
-/// The bits of an output depend on its weight row, `x` and the tier, and on nothing else: rows may
-/// be split over threads at will. See the module documentation for the order of the sum and its
-/// error.
+/// The bits of an output depend on its weight row, its `x` and the tier, and on nothing else: rows
+/// may be split over threads and vectors over calls at will. See the module documentation for the
+/// order of the sum and its error.
 ///
 /// # Panics
-/// If `rows` ends beyond the matrix, or `x` or `y` has another length.
-pub fn matvec(isa: Isa, weights: &WeightView, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+/// If `rows` ends beyond the matrix, or an `x` or `y` has another length.
+pub fn matvec(isa: Isa, weights: &WeightView, rows: Range<usize>, vectors: &mut [Vector<'_>]) {
     assert!(
         rows.start <= rows.end && rows.end <= weights.rows(),
         "rows {rows:?} of a matrix of {} rows",
         weights.rows()
     );
-    assert_eq!(x.len(), weights.cols(), "x has one element per column");
-    assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
-    dispatch(isa, MatVec { weights, rows, x, y });
+    for Vector { x, y } in &*vectors {
+        assert_eq!(x.len(), weights.cols(), "x has one element per column");
+        assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
+    }
+    if vectors.is_empty() {
+        return;
+    }
+    // Tiles of one size or nearly: 3 + 2 decode as often as 4 + 1 and keep more in registers.
+    let n_tiles = vectors.len().div_ceil(TILE);
+    let tile = vectors.len().div_ceil(n_tiles);
+    let step = if n_tiles > 1 { CACHED_ROWS } else { rows.len().max(1) };
+    for start in rows.clone().step_by(step) {
+        let part = start..(start + step).min(rows.end);
+        for vectors in vectors.chunks_mut(tile) {
+            let (rows, at) = (part.clone(), start - rows.start);
+            match vectors {
+                [a] => dispatch(isa, MatVec { weights, rows, at, vectors: [a] }),
+                [a, b] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b] }),
+                [a, b, c] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b, c] }),
+                [a, b, c, d] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b, c, d] }),
+                _ => unreachable!("a tile has 1 to {TILE} vectors"),
+            }
+        }
+    }
 }
 
-struct MatVec<'a> {
+/// One tile of T vectors.
+struct MatVec<'a, 'v, const T: usize> {
     weights: &'a WeightView<'a>,
     rows: Range<usize>,
-    x: &'a [f32],
-    y: &'a mut [f32],
+    /// Where the outputs of `rows` begin in each `y`.
+    at: usize,
+    vectors: [&'a mut Vector<'v>; T],
 }
 
-impl Kernel for MatVec<'_> {
+impl<const T: usize> Kernel for MatVec<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -98,7 +135,7 @@ impl Kernel for MatVec<'_> {
     }
 }
 
-impl MatVec<'_> {
+impl<const T: usize> MatVec<'_, '_, T> {
     #[inline(always)]
     fn quantised_rows<F, L, const BYTES: usize, const R: usize>(self, lanes: L)
     where
@@ -106,61 +143,82 @@ impl MatVec<'_> {
         L: Lanes,
     {
         const { assert!(RUN / L::N <= SUMS) };
-        let (runs, _) = self.x.as_chunks::<RUN>();
-        let (x, _) = runs.as_chunks::<R>();
-        for (n, y) in self.rows.zip(self.y) {
-            let (blocks, _) = self.weights.row(n).as_chunks::<BYTES>();
-            let mut sums = [lanes.splat(0.0); SUMS];
-            for (block, x) in blocks.iter().zip(x) {
-                F::decode(lanes, block, &mut Dot::<L, R> { x, sums: &mut sums });
+        let MatVec { weights, rows, at, vectors } = self;
+        let xs = vectors.each_ref().map(|vector| vector.x.as_chunks().0.as_chunks().0);
+        for (index, n) in rows.enumerate() {
+            let (blocks, _) = weights.row(n).as_chunks::<BYTES>();
+            let xs = xs.map(|x| &x[..blocks.len()]);
+            let mut sums = [[lanes.splat(0.0); SUMS]; T];
+            for (block_index, block) in blocks.iter().enumerate() {
+                let xs: [&[[f32; RUN]; R]; T] = xs.map(|x| &x[block_index]);
+                F::decode(lanes, block, &mut Dot { xs, sums: &mut sums });
             }
-            *y = join(lanes, sums);
+            for t in 0..T {
+                vectors[t].y[at + index] = join(lanes, sums[t]);
+            }
         }
     }
 
     #[inline(always)]
     fn float_rows<F: FloatFormat, L: Lanes>(self, lanes: L) {
+        let MatVec { weights, rows, at, vectors } = self;
         let step = SUMS * L::N;
-        let whole = self.x.len() / step * step;
-        let (x, x_tail) = self.x.split_at(whole);
-        let mut x_padded = [0.0; SUMS * MAX_LANES];
-        x_padded[..x_tail.len()].copy_from_slice(x_tail);
-        for (n, y) in self.rows.zip(self.y) {
-            let (row, tail) = self.weights.row(n).split_at(whole * F::BYTES);
-            let mut sums = [lanes.splat(0.0); SUMS];
-            for (bytes, x) in row.chunks_exact(step * F::BYTES).zip(x.chunks_exact(step)) {
-                add_step::<F, L>(lanes, bytes, x, &mut sums);
+        let whole = weights.cols() / step * step;
+        let xs = vectors.each_ref().map(|vector| &vector.x[..whole]);
+        let mut padded_xs = [[0.0; SUMS * MAX_LANES]; T];
+        for t in 0..T {
+            let tail = &vectors[t].x[whole..];
+            padded_xs[t][..tail.len()].copy_from_slice(tail);
+        }
+        for (index, n) in rows.enumerate() {
+            let (row, tail) = weights.row(n).split_at(whole * F::BYTES);
+            let mut sums = [[lanes.splat(0.0); SUMS]; T];
+            for (step_index, bytes) in row.chunks_exact(step * F::BYTES).enumerate() {
+                let xs = xs.map(|x| &x[step_index * step..][..step]);
+                add_step::<F, L, T>(lanes, bytes, xs, &mut sums);
             }
             if !tail.is_empty() {
                 let mut padded = [0; 4 * SUMS * MAX_LANES];
                 padded[..tail.len()].copy_from_slice(tail);
-                add_step::<F, L>(lanes, &padded, &x_padded, &mut sums);
+                let xs = padded_xs.each_ref().map(|x| &x[..]);
+                add_step::<F, L, T>(lanes, &padded, xs, &mut sums);
             }
-            *y = join(lanes, sums);
+            for t in 0..T {
+                vectors[t].y[at + index] = join(lanes, sums[t]);
+            }
         }
     }
 }
 
-/// Multiplies the weights of one block with its part of x and adds the products to the sums.
-struct Dot<'a, L: Lanes, const R: usize> {
-    x: &'a [[f32; RUN]; R],
-    sums: &'a mut [L::V; SUMS],
+/// Multiplies the weights of one block with its part of every x and adds the products to the sums.
+struct Dot<'a, L: Lanes, const R: usize, const T: usize> {
+    xs: [&'a [[f32; RUN]; R]; T],
+    sums: &'a mut [[L::V; SUMS]; T],
 }
 
-impl<L: Lanes, const R: usize> Sink<L> for Dot<'_, L, R> {
+impl<L: Lanes, const R: usize, const T: usize> Sink<L> for Dot<'_, L, R, T> {
     #[inline(always)]
     fn put(&mut self, lanes: L, run: usize, i: usize, weights: L::V) {
-        let x = lanes.load(&self.x[run][i * L::N..]);
-        self.sums[i] = lanes.fma(weights, x, self.sums[i]);
+        for t in 0..T {
+            let x = lanes.load(&self.xs[t][run][i * L::N..]);
+            self.sums[t][i] = lanes.fma(weights, x, self.sums[t][i]);
+        }
     }
 }
 
 /// Adds one vector of products to each of the running sums.
 #[inline(always)]
-fn add_step<F: FloatFormat, L: Lanes>(lanes: L, bytes: &[u8], x: &[f32], sums: &mut [L::V; SUMS]) {
+fn add_step<F: FloatFormat, L: Lanes, const T: usize>(
+    lanes: L,
+    bytes: &[u8],
+    xs: [&[f32]; T],
+    sums: &mut [[L::V; SUMS]; T],
+) {
     for i in 0..SUMS {
         let w = F::load(lanes, &bytes[i * L::N * F::BYTES..]);
-        sums[i] = lanes.fma(w, lanes.load(&x[i * L::N..]), sums[i]);
+        for t in 0..T {
+            sums[t][i] = lanes.fma(w, lanes.load(&xs[t][i * L::N..]), sums[t][i]);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use tidekv_cpu::{Cpu, Isa};
 ///
 /// Matrix products of one layer of Qwen2.5-0.5B and of Llama-3.1-8B (2,048 rows, packing included,
 /// from the types of their Q4_K_M files and from BF16), attention and scoring of their heads, and the
-/// matrix-vector products of decoding. Takes a few minutes.
+/// matrix-vector products of decoding, for one sequence and for four at once. Takes a few minutes.
 #[derive(clap::Args)]
 pub struct Args {
     /// auto, or f32 for products in single precision
@@ -118,7 +118,8 @@ impl Report {
         format!(
             "{}, {} threads: f32 multiply-adds {} GFLOP/s, 16-bit products {} Gop/s, memory read {} \
              GB/s\n\n{}\nThe ceiling of product, attention and score is the f32 multiply-adds, which \
-             fixed-point products pass; that of vector is the memory.\n",
+             fixed-point products pass; that of vector is the memory, which several vectors that \
+             share what is read can pass.\n",
             self.isa,
             self.threads,
             giga(self.f32_peak_flops),
@@ -176,10 +177,12 @@ pub fn kernels(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
         WeightType::Q4_0,
     ] {
         unless_interrupted(interrupt)?;
-        // Far beyond the caches.
-        let sample = bench::vector(&cpu, weights, [65_536, 4096]);
-        let sample = sample.with_context(|| format!("4096 columns of {weights}"))?;
-        report.reads("vector", weights.to_string(), sample);
+        for (n_vectors, what) in [(1, weights.to_string()), (4, format!("{weights}, 4 at once"))] {
+            // Far beyond the caches.
+            let sample = bench::vectors(&cpu, weights, [65_536, 4096], n_vectors);
+            let sample = sample.with_context(|| format!("4096 columns of {weights}"))?;
+            report.reads("vector", what, sample);
+        }
     }
     printer.print(&report.text())?;
     let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&report));

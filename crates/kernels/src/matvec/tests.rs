@@ -49,8 +49,13 @@ pub(super) fn decoded(weights: &WeightView) -> Vec<f32> {
 /// All rows, with outputs that start as NaN, so that one not written is seen.
 fn product(isa: Isa, weights: &WeightView, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; weights.rows()];
-    matvec(isa, weights, 0..weights.rows(), x, &mut y);
+    one(isa, weights, 0..weights.rows(), x, &mut y);
     y
+}
+
+/// The call for one vector.
+fn one(isa: Isa, weights: &WeightView, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+    matvec(isa, weights, rows, &mut [Vector { x, y }]);
 }
 
 pub(super) fn bits(values: &[f32]) -> Vec<u32> {
@@ -171,7 +176,7 @@ fn bits_of_a_row_do_not_depend_on_the_range() {
             for start in 0..=13 {
                 for end in start..=13 {
                     let mut part = vec![f32::NAN; end - start];
-                    matvec(isa, &weights, start..end, &x, &mut part);
+                    one(isa, &weights, start..end, &x, &mut part);
                     let same = bits(&part) == bits(&whole[start..end]);
                     assert!(same, "{block} rows {start}..{end} {}", isa.name());
                 }
@@ -199,23 +204,104 @@ fn bits_of_a_row_do_not_depend_on_the_other_rows() {
     }
 }
 
+/// The call for several vectors, with outputs that start as NaN.
+fn together(isa: Isa, weights: &WeightView, rows: Range<usize>, xs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let mut ys = vec![vec![f32::NAN; rows.len()]; xs.len()];
+    let mut vectors: Vec<Vector> = xs.iter().zip(&mut ys).map(|(x, y)| Vector { x, y }).collect();
+    matvec(isa, weights, rows, &mut vectors);
+    ys
+}
+
+/// Vectors in a call: up to three tiles.
+const COMPANY: std::ops::RangeInclusive<usize> = 0..=9;
+
+#[test]
+fn a_vector_has_the_bits_that_it_has_alone_in_any_company() {
+    let mut random = Random::new(6);
+    for block in BlockType::ALL {
+        for cols in column_counts(block) {
+            let bytes = weight_bytes(&mut random, block, 5, cols);
+            let weights = WeightView::new(block, 5, cols, &bytes).unwrap();
+            let xs: Vec<Vec<f32>> = COMPANY.map(|_| random.uniform(cols, 4.0)).collect();
+            for isa in Isa::available() {
+                let alone: Vec<Vec<f32>> = xs.iter().map(|x| product(isa, &weights, x)).collect();
+                for n in COMPANY {
+                    let last = xs.len() - n;
+                    for first in [0, last] {
+                        let ys = together(isa, &weights, 0..5, &xs[first..first + n]);
+                        for (y, alone) in ys.iter().zip(&alone[first..]) {
+                            let what = format!("{block} K {cols}, {n} vectors, {}", isa.name());
+                            assert_eq!(bits(y), bits(alone), "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_may_be_split_for_several_vectors_too() {
+    let mut random = Random::new(7);
+    for block in BlockType::ALL {
+        let bytes = weight_bytes(&mut random, block, 40, 768);
+        let weights = WeightView::new(block, 40, 768, &bytes).unwrap();
+        let xs: Vec<Vec<f32>> = (0..9).map(|_| random.uniform(768, 4.0)).collect();
+        for isa in Isa::available() {
+            for n in [2, 3, 4, 9] {
+                let whole = together(isa, &weights, 0..40, &xs[..n]);
+                for (start, end) in [(0, 0), (0, 1), (1, 17), (3, 36), (5, 40), (39, 40)] {
+                    let part = together(isa, &weights, start..end, &xs[..n]);
+                    for (part, whole) in part.iter().zip(&whole) {
+                        let same = bits(part) == bits(&whole[start..end]);
+                        assert!(same, "{block} rows {start}..{end} of {n}, {}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Neither a vector that overflows nor a row that is no number reaches its neighbours.
+#[test]
+fn nan_stays_in_its_vector_and_its_row() {
+    let mut random = Random::new(8);
+    for block in BlockType::ALL {
+        let mut bytes = weight_bytes(&mut random, block, 5, 256);
+        let row_bytes = bytes.len() / 5;
+        bytes[2 * row_bytes..3 * row_bytes].fill(0xff);
+        let weights = WeightView::new(block, 5, 256, &bytes).unwrap();
+        for isa in Isa::available() {
+            for n in [2, 3, 4, 5, 8, 9] {
+                let mut xs: Vec<Vec<f32>> = (0..n).map(|_| random.uniform(256, 4.0)).collect();
+                xs[1][77] = f32::NAN;
+                for (t, y) in together(isa, &weights, 0..5, &xs).iter().enumerate() {
+                    let nan: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
+                    let expected = [t == 1, t == 1, true, t == 1, t == 1];
+                    assert_eq!(nan, expected, "{block}, vector {t} of {n}, {}", isa.name());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "rows 1..4 of a matrix of 3 rows")]
 fn rows_beyond_the_matrix_are_refused() {
     let weights = WeightView::new(BlockType::F32, 3, 1, &[0; 12]).unwrap();
-    matvec(Isa::detect(), &weights, 1..4, &[1.0], &mut [0.0; 3]);
+    one(Isa::detect(), &weights, 1..4, &[1.0], &mut [0.0; 3]);
 }
 
 #[test]
 #[should_panic(expected = "one element per column")]
 fn an_x_of_another_length_is_refused() {
     let weights = WeightView::new(BlockType::F32, 3, 1, &[0; 12]).unwrap();
-    matvec(Isa::detect(), &weights, 0..3, &[1.0; 2], &mut [0.0; 3]);
+    one(Isa::detect(), &weights, 0..3, &[1.0; 2], &mut [0.0; 3]);
 }
 
 #[test]
 #[should_panic(expected = "one element per row of the range")]
 fn a_y_of_another_length_is_refused() {
     let weights = WeightView::new(BlockType::F32, 3, 1, &[0; 12]).unwrap();
-    matvec(Isa::detect(), &weights, 0..3, &[1.0], &mut [0.0; 2]);
+    one(Isa::detect(), &weights, 0..3, &[1.0], &mut [0.0; 2]);
 }
