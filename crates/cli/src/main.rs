@@ -1,6 +1,7 @@
 //! The `tidekv` command line.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod bench;
 mod completions;
 mod demo;

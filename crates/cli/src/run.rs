@@ -1,12 +1,12 @@
 //! `tidekv run`: read a prompt, answer it, say where the memory went.
 
+use crate::answers::{Answer, Reading, Request};
 use crate::exit::{self, Ended};
 use crate::files::{check_output, write_file};
 use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, Printer, counted, note, printable};
-use crate::progress::{Extent, Watch};
 use crate::prompt::{Prompt, PromptFlags, Source};
 use crate::summary::{Bounds, answer_summary, batch_summary, crowded, summary, window_line};
 use anyhow::Context;
@@ -14,12 +14,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
-use tidekv::generate::GenerateConfig;
 use tidekv::memory::Bytes;
-use tidekv::report::{Facts, RetainedDump, RunReport, retained_dump};
-use tidekv::sample::{Logprobs, PromptLogprobs};
-use tidekv::{Engine, FinishReason, RunConfig, Session};
+use tidekv::report::RunReport;
+use tidekv::{Engine, FinishReason, RunConfig};
 use tidekv_cpu::Cpu;
 
 /// Read a prompt and answer it
@@ -37,10 +34,11 @@ use tidekv_cpu::Cpu;
 /// takes while it is read, K how much after, and what the answer can draw on. The default selector
 /// keeps what the end of the prompt attends to, so put the question last (--question does).
 ///
-/// Several prompt files are read together and answered one after the other, each under its name. The
-/// answers are those that each file would get alone. --json then writes an array of reports, one per
-/// file with its name as prompt_file, and --dump-retained an array too; in each report memory,
-/// prefill_s and compress_s are of all prompts together, and ttft_s includes the answers before.
+/// Several prompt files are read together and answered together, which reads the model's weights once
+/// for all. The answers are those that each file would get alone; they are printed in order, each
+/// under its name. --json then writes an array of reports, one per file with its name as prompt_file,
+/// and --dump-retained an array too; in each report memory, prefill_s and compress_s are of all
+/// prompts together, and decode_tokens_per_s is the pace of that answer beside the others.
 ///
 /// Memory is planned first: a run that would pass --memory-limit is refused with what would fit
 /// (exit code 3), such as fewer prompts at a time. `tidekv plan` says the same without running.
@@ -131,7 +129,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let read =
         announce(&engine, &config, &prompts).and_then(|()| request.read(&engine, &interrupt));
     let reading = read.map_err(|error| with_file(error, &named))?;
-    args.answer(reading, &named, &interrupt)
+    args.answer(reading, &named)
 }
 
 /// The error with the file of the prompt that it is about.
@@ -213,55 +211,52 @@ impl Args {
         sources.into_iter().map(named).collect()
     }
 
-    /// Answers the prompts, one after the other. One that fails does not cost the
-    /// reports of those before it.
-    fn answer(
-        &self,
-        mut reading: Reading<'_, '_>,
-        named: &[Named],
-        interrupt: &Interrupt,
-    ) -> anyhow::Result<()> {
+    /// Prints the answers, one after the other. One that fails costs neither the
+    /// others nor their reports.
+    fn answer(&self, mut reading: Reading<'_, '_>, named: &[Named]) -> anyhow::Result<()> {
         let files: Vec<&Path> = self.dump_retained.iter().map(PathBuf::as_path).collect();
         let mut printer = Printer::beside(self.json.as_ref(), &files);
-        let mut answers = Vec::with_capacity(named.len());
-        let mut failed = Ok(());
+        let engine = reading.engine();
+        let mut answers = reading.answers()?;
+        let (mut ended, mut failed) = (Vec::with_capacity(named.len()), Vec::new());
         for (index, named) in named.iter().enumerate() {
-            // After an interruption the rest is reported as such, and nothing said.
-            let silent = index > 0 && interrupt.is_set();
-            let said = match (named.name(), silent) {
-                (Some(name), false) if index == 0 => printer.print(&format!("==> {name} <==\n")),
-                (Some(name), false) => printer.print(&format!("\n==> {name} <==\n")),
-                _ => Ok(()),
+            let gap = if index == 0 { "" } else { "\n" };
+            let said = match named.name() {
+                Some(name) => printer.print(&format!("{gap}==> {name} <==\n")),
+                None => Ok(()),
             };
-            let answer = said.and_then(|()| reading.next_answer(&mut |text| printer.print(text)));
-            match answer {
+            let answer = said.and_then(|()| answers.next_answer(&mut |text| printer.print(text)));
+            let printed = match answer {
                 Ok(None) => break,
-                Ok(Some(answer)) => {
-                    if !silent {
-                        failed = printer.print("\n");
-                        note(&self.summary(&answer, named, &reading));
-                    }
-                    answers.push(answer);
+                Ok(Some(Ok(answer))) => {
+                    let printed = printer.print("\n");
+                    note(&self.summary(&answer, named, engine));
+                    ended.push((answer, named));
+                    printed
                 }
-                Err(error) => failed = Err(named.error(error)),
-            }
-            if failed.is_err() {
+                Ok(Some(Err(error))) => {
+                    failed.push(Err(named.error(error.into())));
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if printed.is_err() {
+                failed.push(printed);
                 break;
             }
         }
-        if let (true, Some(last)) = (named.len() > 1, answers.last()) {
+        if let (true, Some((last, _))) = (named.len() > 1, ended.last()) {
             let n_tokens = named.iter().map(|named| named.prompt.ids.len()).sum();
-            note(&batch_summary(named.len(), n_tokens, &last.report));
+            note(&batch_summary(named.len(), n_tokens, &last.report, answers.decoded()));
         }
-        exit::all([failed, self.write(answers, named), printer.finish()])
+        failed.extend([self.write(ended, named.len()), printer.finish()]);
+        exit::all(failed)
     }
 
     /// What is said of an answer when it has ended.
-    fn summary(&self, answer: &Answer, named: &Named, reading: &Reading<'_, '_>) -> String {
-        let bounds = Bounds {
-            context: reading.engine.model().spec.shape.context,
-            max_tokens: self.run.max_tokens,
-        };
+    fn summary(&self, answer: &Answer, named: &Named, engine: &Engine<Cpu>) -> String {
+        let bounds =
+            Bounds { context: engine.model().spec.shape.context, max_tokens: self.run.max_tokens };
         let mut text = match named.name() {
             Some(name) => answer_summary(&name, &answer.report, bounds),
             None => summary(&answer.report, bounds),
@@ -269,7 +264,7 @@ impl Args {
         let Prompt { ids, tail, .. } = &named.prompt;
         if let (Some(window), Some(tail)) = (answer.window, *tail) {
             // A prompt that has a tail was text.
-            if let Ok(tokenizer) = reading.engine.tokenizer() {
+            if let Ok(tokenizer) = engine.tokenizer() {
                 text += &window_line(tokenizer, ids, window, tail);
             }
         }
@@ -278,15 +273,16 @@ impl Args {
 
     /// Writes the files that were asked for. One that fails does not cost the
     /// other.
-    fn write(&self, answers: Vec<Answer>, named: &[Named]) -> anyhow::Result<()> {
+    fn write(&self, answers: Vec<(Answer, &Named)>, n_prompts: usize) -> anyhow::Result<()> {
         if answers.is_empty() {
             return Ok(());
         }
-        let is_cancelled =
-            |answer: &Answer| answer.report.finish_reason == FinishReason::Cancelled.name();
+        let is_cancelled = |(answer, _): &(Answer, &Named)| {
+            answer.report.finish_reason == FinishReason::Cancelled.name()
+        };
         let cancelled = answers.iter().any(is_cancelled);
         let (mut reports, mut kept) = (Vec::new(), Vec::new());
-        for (answer, named) in answers.into_iter().zip(named) {
+        for (answer, named) in answers {
             kept.push(answer.retained);
             reports.push(Report {
                 prompt_file: named.file.as_ref().map(|file| file.to_string_lossy().into_owned()),
@@ -297,12 +293,12 @@ impl Args {
         }
         let dumped = match &self.dump_retained {
             Some(path) => {
-                let text = serde_json::to_string(&OneOrAll::new(&kept, named.len()))?;
+                let text = serde_json::to_string(&OneOrAll::new(&kept, n_prompts))?;
                 write_file(path, text.as_bytes())
             }
             None => Ok(()),
         };
-        let reports = OneOrAll::new(&reports, named.len());
+        let reports = OneOrAll::new(&reports, n_prompts);
         let reported = self.json.as_ref().map_or(Ok(()), |json| json.write(&reports));
         let ended = if cancelled { Err(Ended::Interrupted.into()) } else { Ok(()) };
         exit::all([ended, dumped, reported])
@@ -325,179 +321,6 @@ impl<'a, T> OneOrAll<'a, T> {
             _ => OneOrAll::All(all),
         }
     }
-}
-
-/// Prompts to be read together and answered one after the other.
-#[derive(Clone, Copy)]
-pub struct Request<'a> {
-    /// Ids of every prompt.
-    pub prompts: &'a [&'a [u32]],
-    /// Settings of the run.
-    pub config: &'a RunConfig,
-    /// Settings of the answers.
-    pub sample: &'a SampleFlags,
-    /// What is reported of tokens.
-    pub logprobs: LogprobFlags,
-    /// The model as named.
-    pub model: &'a str,
-    /// The schedule as named.
-    pub schedule: &'a str,
-}
-
-/// An answer and what is known about the run.
-pub struct Answer {
-    /// The report.
-    pub report: RunReport,
-    /// Kept positions.
-    pub retained: RetainedDump,
-    /// W of the observation window, if the selector looks from one.
-    pub window: Option<usize>,
-}
-
-/// Log-probabilities of the tokens of every prompt.
-type PerPrompt = Vec<Vec<Logprobs>>;
-
-/// Prompts that have been read, and whose answers are still to come.
-pub struct Reading<'r, 'e> {
-    request: Request<'r>,
-    engine: &'e Engine<Cpu>,
-    interrupt: &'r Interrupt,
-    watch: Watch<'r>,
-    prefill_s: f64,
-    sessions: std::vec::IntoIter<Session<'e, Cpu>>,
-    /// Of every prompt, where they were asked for.
-    prompt_logprobs: Option<std::vec::IntoIter<Vec<Logprobs>>>,
-}
-
-impl<'r> Request<'r> {
-    /// Reads the prompts.
-    ///
-    /// # Errors
-    /// Whatever stops the run.
-    pub fn read<'e>(
-        &self,
-        engine: &'e Engine<Cpu>,
-        interrupt: &'r Interrupt,
-    ) -> anyhow::Result<Reading<'r, 'e>> {
-        let n_layers = engine.model().spec.shape.n_layers;
-        let n_tokens: Vec<usize> = self.prompts.iter().map(|tokens| tokens.len()).collect();
-        let extent = Extent::new(n_layers, self.config.schedule, &n_tokens);
-        let mut watch = Watch::new(self.schedule, extent, interrupt);
-        let (sessions, prompt_logprobs) = self.prefill(engine, &mut watch)?;
-        let prefill_s = watch.elapsed().as_secs_f64();
-        watch.clear();
-        Ok(Reading {
-            request: *self,
-            engine,
-            interrupt,
-            watch,
-            prefill_s,
-            sessions: sessions.into_iter(),
-            prompt_logprobs: prompt_logprobs.map(Vec::into_iter),
-        })
-    }
-
-    /// Settings of an answer.
-    fn settings(&self, interrupt: &Interrupt) -> GenerateConfig {
-        GenerateConfig {
-            sample: self.sample.config(),
-            stop: self.sample.stop.clone(),
-            logprobs: self.logprobs.logprobs,
-            cancel: interrupt.flag(),
-        }
-    }
-
-    /// Reads the prompts, and the log-probabilities of their tokens if they were
-    /// asked for.
-    fn prefill<'e>(
-        &self,
-        engine: &'e Engine<Cpu>,
-        watch: &mut Watch<'_>,
-    ) -> anyhow::Result<(Vec<Session<'e, Cpu>>, Option<PerPrompt>)> {
-        let Some(n_top) = self.logprobs.prompt_logprobs else {
-            return Ok((engine.prefill_batch(self.prompts, self.config, watch)?, None));
-        };
-        let mut all = vec![Vec::new(); self.prompts.len()];
-        let mut observer = PromptLogprobs {
-            prompts: self.prompts,
-            n_top,
-            inner: watch,
-            each: &mut |seq, _, logprobs| all[seq].push(logprobs),
-        };
-        let sessions = engine.prefill_batch(self.prompts, self.config, &mut observer)?;
-        Ok((sessions, Some(all)))
-    }
-}
-
-impl Reading<'_, '_> {
-    /// Generates the answer to the next prompt and lets go of its cache; `each` gets
-    /// the text as it comes, or the ids where the model's text cannot be read. `None` after the last.
-    ///
-    /// # Errors
-    /// Whatever stops the run.
-    pub fn next_answer(
-        &mut self,
-        each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Option<Answer>> {
-        let Some(mut session) = self.sessions.next() else { return Ok(None) };
-        let request = self.request;
-        let mut facts = Facts {
-            model: request.model.to_owned(),
-            schedule: request.schedule.to_owned(),
-            prefill_s: self.prefill_s,
-            ttft_s: self.watch.elapsed().as_secs_f64(),
-            compress_s: self.watch.compress.as_secs_f64(),
-            seed: request.sample.seed,
-            process_peak_anon_bytes: self.watch.anonymous.bytes(),
-            prompt_logprobs: self.prompt_logprobs.as_mut().and_then(Iterator::next),
-            logprobs: request.logprobs.logprobs.map(|_| Vec::new()),
-            ..Facts::default()
-        };
-        self.generate(&mut session, &mut facts, each)?;
-        facts.allocator_peak_bytes = Some(tidekv_alloc::stats().peak_bytes);
-        Ok(Some(Answer {
-            window: window(&session),
-            retained: retained_dump(&session),
-            report: RunReport::new(&session, facts),
-        }))
-    }
-
-    fn generate(
-        &self,
-        session: &mut Session<'_, Cpu>,
-        facts: &mut Facts,
-        each: &mut dyn FnMut(&str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        let mut answer = session.generate(self.request.settings(self.interrupt))?;
-        let has_text = self.engine.tokenizer().is_ok();
-        let mut first: Option<Instant> = None;
-        for piece in answer.by_ref() {
-            let piece = piece?;
-            if first.is_none() {
-                facts.ttft_s = self.watch.elapsed().as_secs_f64();
-                first = Some(Instant::now());
-            }
-            facts.output_token_ids.extend(piece.token);
-            facts.output_text.push_str(&piece.text);
-            if let Some(all) = &mut facts.logprobs {
-                all.extend(piece.logprobs);
-            }
-            match piece.token {
-                Some(id) if !has_text => each(&format!("{id} "))?,
-                _ => each(&piece.text)?,
-            }
-        }
-        facts.decode_s = first.map_or(0.0, |first| first.elapsed().as_secs_f64());
-        facts.finish_reason = answer.finish_reason().map_or("length", FinishReason::name);
-        Ok(())
-    }
-}
-
-/// W of the observation window, if the selector looks from one.
-fn window(session: &Session<'_, Cpu>) -> Option<usize> {
-    let shape = &session.engine().model().spec.shape;
-    let selections = session.config().selections(shape, session.prompt().len()).ok()?;
-    selections.iter().map(|selection| selection.window()).max().filter(|&window| window > 0)
 }
 
 /// Says what the plan foresees, before the wait.

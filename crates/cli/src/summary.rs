@@ -42,10 +42,19 @@ pub fn answer_summary(name: &str, report: &RunReport, bounds: Bounds) -> String 
 }
 
 /// The part of [`summary`] that several prompts have in common; `report` is that of
-/// any of them.
-pub fn batch_summary(n_prompts: usize, n_tokens: usize, report: &RunReport) -> String {
+/// any of them. `decoded` tokens took these seconds.
+pub fn batch_summary(
+    n_prompts: usize,
+    n_tokens: usize,
+    report: &RunReport,
+    (decoded, decode_s): (usize, f64),
+) -> String {
+    let decode = match decoded > 0 && decode_s > 0.0 {
+        true => format!(", answered at {:.1} tokens/s", decoded as f64 / decode_s),
+        false => String::new(),
+    };
     format!(
-        "\n  {} with {} in all read at {:.0} tokens/s\n  {}\n",
+        "\n  {} with {} in all read at {:.0} tokens/s{decode}\n  {}\n",
         counted(n_prompts, "prompt"),
         counted(n_tokens, "token"),
         speed(n_tokens, report),

@@ -35,7 +35,7 @@ pub struct Facts {
     pub prefill_s: f64,
     /// Seconds of prefill spent on layer-end compression.
     pub compress_s: f64,
-    /// Seconds of decoding after the first token.
+    /// Seconds from the first token to the last, whatever else was generated meanwhile.
     pub decode_s: f64,
     /// Seed of the sampler.
     pub seed: u64,
@@ -85,7 +85,8 @@ pub struct RunReport {
     pub prefill_s: f64,
     /// Seconds of layer-end compression, of all of them.
     pub compress_s: f64,
-    /// Decode rate after the first token; 0 without a second token.
+    /// Decode rate after the first token, beside whatever else is generated meanwhile; 0
+    /// without a second token.
     pub decode_tokens_per_s: f64,
     /// Where the memory went.
     pub memory: MemoryReport,

@@ -5,6 +5,7 @@ mod table;
 
 pub use document::prose;
 
+use crate::answers::{Answer, Request};
 use crate::exit;
 use crate::flags::{CpuFlags, LogprobFlags, Precision, SampleFlags, count, positive};
 use crate::interrupt::Interrupt;
@@ -12,7 +13,6 @@ use crate::model;
 use crate::output::{JsonTarget, Printer, counted};
 use crate::progress::seconds;
 use crate::prompt::{PromptFlags, Source};
-use crate::run::{Answer, Request};
 use anyhow::{Context, ensure};
 use document::{ANSWER_PREFIX, Document, QUESTION, Recipe};
 use std::ffi::OsString;
@@ -192,7 +192,8 @@ impl Args {
             schedule: kind.name(),
         };
         let mut reading = request.read(engine, interrupt)?;
-        reading.next_answer(&mut |_| Ok(()))?.context("no prompt was read")
+        let answer = reading.answers()?.next_answer(&mut |_| Ok(()))?;
+        Ok(answer.context("no prompt was read")??)
     }
 }
 
