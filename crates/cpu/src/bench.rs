@@ -6,7 +6,7 @@
 use crate::attention::AttendRows;
 use crate::backend::Cpu;
 use crate::packed::{Operand, dims};
-use crate::product::RowsMut;
+use crate::product::{RowsMut, VectorProduct};
 use crate::sizes::{SLAB, kernel_element, query_rows};
 use crate::weights::CpuWeights;
 use std::hint::black_box;
@@ -17,7 +17,7 @@ use tidekv::model::Shape;
 use tidekv_kernels::attention::attend_scratch_len;
 use tidekv_kernels::gemm::{Epilogue, panel_width};
 use tidekv_kernels::kv::{Append, KvLayout, append_k, append_v};
-use tidekv_kernels::matvec::Vector;
+use tidekv_kernels::matvec::fixed::fixed_len;
 use tidekv_kernels::quant::{BlockType, WeightView};
 use tidekv_kernels::score::{RowStats, ScoreHead, score_block, score_scratch_len, score_stats};
 use tidekv_kernels::{Isa, peak};
@@ -163,6 +163,17 @@ fn product_of(cpu: &Cpu, weights: &WeightView<'_>, rows: usize) -> Sample {
     Sample { work: 2.0 * (rows * n) as f64 * k as f64, seconds }
 }
 
+/// Bringing `[N, K]` weights of a type into the form that products take; the work is weights. `None`
+/// if K is no whole number of blocks.
+pub fn packing(cpu: &Cpu, weights: WeightType, [n, k]: [usize; 2]) -> Option<Sample> {
+    let weights = Weights::new(weights, n, k)?;
+    let compute = cpu.compute();
+    let width = panel_width(cpu.isa);
+    let mut panels = vec![0.0; compute.factors.floats(k) * width * n.div_ceil(width)];
+    let seconds = best_seconds(|| cpu.pool.enter(|| compute.pack(&weights.view(), 0, &mut panels)));
+    Some(Sample { work: n as f64 * k as f64, seconds })
+}
+
 /// N and K of the matrices of a layer: query, key, value, output, gate, up and down.
 pub fn matrices(shape: &Shape) -> [[usize; 2]; 7] {
     dims(shape).map(|(n, k)| [n, k])
@@ -287,9 +298,11 @@ pub fn vectors(
 ) -> Option<Sample> {
     let weights = Weights::new(weights, n, k)?;
     let (xs, mut ys) = (numbers(n_vectors * k), vec![0.0; n_vectors * n]);
+    let mut fixed = vec![vec![0.0; fixed_len(k)]; n_vectors];
     let compute = cpu.compute();
     let seconds = best_seconds(|| {
-        let vectors = xs.chunks_exact(k).zip(ys.chunks_exact_mut(n)).map(|(x, y)| Vector { x, y });
+        let vectors = xs.chunks_exact(k).zip(&mut fixed).zip(ys.chunks_exact_mut(n));
+        let vectors = vectors.map(|((x, fixed), y)| VectorProduct { x, fixed, y });
         cpu.pool.enter(|| compute.vectors(&weights.view(), vectors));
     });
     Some(Sample { work: (weights.bytes.len() * n_vectors) as f64, seconds })
@@ -318,10 +331,13 @@ mod tests {
         assert_eq!(scoring.work, 4.0 * 16.0 * 6.0 * 40.0);
         let vectors = vectors(&cpu, WeightType::Q8_0, [40, 64], 3).unwrap();
         assert_eq!(vectors.work, 3.0 * 40.0 * 2.0 * 34.0);
-        for sample in [product, attention, scoring, vectors] {
+        let packing = packing(&cpu, WeightType::Q8_0, [40, 64]).unwrap();
+        assert_eq!(packing.work, 40.0 * 64.0);
+        for sample in [product, packing, attention, scoring, vectors] {
             assert!(sample.seconds > 0.0 && sample.rate().is_finite(), "{sample:?}");
         }
         assert_eq!(super::product(&cpu, WeightType::Q4K, [5, 40, 64]), None);
+        assert_eq!(super::packing(&cpu, WeightType::Q4K, [40, 64]), None);
         assert_eq!(super::vectors(&cpu, WeightType::Q4K, [40, 64], 1), None);
     }
 

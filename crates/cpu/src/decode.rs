@@ -8,7 +8,8 @@
 use crate::activation::{Regions, Strides};
 use crate::backend::{Cpu, scale_by};
 use crate::layer::{Turn, add_scaled, norm_heads};
-use crate::sizes::{kernel_element, kv_layout};
+use crate::product::VectorProduct;
+use crate::sizes::{kernel_element, kv_layout, widest_in_fixed_point};
 use crate::weights::CpuWeights;
 use std::num::NonZeroUsize;
 use tidekv::backend::{BackendError, DecodeRow};
@@ -18,7 +19,6 @@ use tidekv::position::Pos;
 use tidekv_kernels::attention::{AttendOne, DecodeSegment, attend_one};
 use tidekv_kernels::element::{self, all_finite};
 use tidekv_kernels::gemm::activate_and_multiply;
-use tidekv_kernels::matvec::Vector;
 use tidekv_kernels::norm::{rms_norm, rms_norm_in_place};
 use tidekv_kernels::quant::dequantize;
 
@@ -34,6 +34,8 @@ struct Row<'a> {
     wide: &'a mut [f32],
     /// The MLP's other half, `[d_ff]`.
     up: &'a mut [f32],
+    /// Room for the vector that is multiplied, in fixed point.
+    fixed: &'a mut [f32],
     /// `[vocab]`.
     logits: &'a mut [f32],
     position: Pos,
@@ -51,13 +53,15 @@ impl<'a> Row<'a> {
         let strides = Strides::new(shape);
         let Regions { x, y, z } = strides.split(row.work.activation.floats_mut(), 1);
         let (queries, rest) = row.work.scratch.floats_mut().split_at_mut(shape.q_cols());
-        let (up, threads) = rest.split_at_mut(shape.d_ff);
+        let (up, rest) = rest.split_at_mut(shape.d_ff);
+        let (fixed, threads) = rest.split_at_mut(widest_in_fixed_point(shape));
         let row = Row {
             hidden: &mut x[..shape.d_model],
             normed: &mut y[..shape.d_model],
             queries,
             wide: z,
             up,
+            fixed,
             logits: &mut row.logits.floats_mut()[..shape.vocab],
             position: row.position,
             rotations: row.rotations,
@@ -113,7 +117,11 @@ impl Cpu {
         for Row { hidden, normed, .. } in &mut *rows {
             rms_norm(self.isa, hidden, &weights.final_norm, weights.arithmetic.norm_eps, normed);
         }
-        let products = rows.iter_mut().map(|row| Vector { x: row.normed, y: row.logits });
+        let products = rows.iter_mut().map(|row| VectorProduct {
+            x: row.normed,
+            fixed: row.fixed,
+            y: row.logits,
+        });
         self.compute().vectors(&weights.head(), products);
         let mut outcomes = vec![Ok(()); rows.len()];
         self.pool.each(rows.iter_mut().zip(&mut outcomes), |(row, outcome)| {
@@ -134,8 +142,9 @@ impl Cpu {
             self.norm_or_copy(weights, vectors.attn_norm.as_deref(), hidden, normed);
         }
         for (index, matrix) in [&matrices.q, &matrices.k, &matrices.v].into_iter().enumerate() {
-            let products = rows.iter_mut().map(|row| Vector {
+            let products = rows.iter_mut().map(|row| VectorProduct {
                 x: row.normed,
+                fixed: row.fixed,
                 y: projected(shape, row.queries, row.wide)[index],
             });
             compute.vectors(&weights.view(matrix), products);
@@ -234,22 +243,33 @@ impl Cpu {
             }
             add_scaled(hidden, product, weights.arithmetic.residual_scale);
         };
-        let products = rows.iter_mut().map(|row| Vector { x: row.queries, y: row.normed });
+        let products = rows.iter_mut().map(|row| VectorProduct {
+            x: row.queries,
+            fixed: row.fixed,
+            y: row.normed,
+        });
         compute.vectors(&weights.view(&matrices.o), products);
         for Row { hidden, normed, .. } in &mut *rows {
             add(hidden, normed, vectors.post_attn_norm.as_deref());
             self.norm_or_copy(weights, vectors.mlp_norm.as_deref(), hidden, normed);
         }
-        let gates =
-            rows.iter_mut().map(|row| Vector { x: row.normed, y: &mut row.wide[..shape.d_ff] });
+        let gates = rows.iter_mut().map(|row| VectorProduct {
+            x: row.normed,
+            fixed: row.fixed,
+            y: &mut row.wide[..shape.d_ff],
+        });
         compute.vectors(&weights.view(&matrices.gate), gates);
-        let ups = rows.iter_mut().map(|row| Vector { x: row.normed, y: row.up });
+        let ups =
+            rows.iter_mut().map(|row| VectorProduct { x: row.normed, fixed: row.fixed, y: row.up });
         compute.vectors(&weights.view(&matrices.up), ups);
         for Row { wide, up, .. } in &mut *rows {
             activate_and_multiply(self.isa, weights.activation(), &mut wide[..shape.d_ff], up);
         }
-        let products =
-            rows.iter_mut().map(|row| Vector { x: &row.wide[..shape.d_ff], y: row.normed });
+        let products = rows.iter_mut().map(|row| VectorProduct {
+            x: &row.wide[..shape.d_ff],
+            fixed: row.fixed,
+            y: row.normed,
+        });
         compute.vectors(&weights.view(&matrices.down), products);
         for Row { hidden, normed, .. } in rows {
             add(hidden, normed, vectors.post_mlp_norm.as_deref());

@@ -9,6 +9,7 @@ use tidekv_kernels::fixed::fix_rows;
 use tidekv_kernels::gemm::{
     Epilogue, Factors, PanelGemm, gemm_panels, pack_panel, panel_width, row_tile,
 };
+use tidekv_kernels::matvec::fixed::{fix_vector, fixed_len, has_ints, matvec_fixed};
 use tidekv_kernels::matvec::{Vector, matvec};
 use tidekv_kernels::quant::WeightView;
 
@@ -125,12 +126,23 @@ impl Compute<'_> {
     pub(crate) fn vectors<'v>(
         &self,
         w: &WeightView<'_>,
-        vectors: impl Iterator<Item = Vector<'v>>,
+        products: impl Iterator<Item = VectorProduct<'v>>,
     ) {
+        let isa = self.isa;
+        let in_integers = self.factors == Factors::Fixed && has_ints(w.block());
+        let mut left: Vec<Vector<'_>> = products
+            .map(|VectorProduct { x, fixed, y }| {
+                if !in_integers {
+                    return Vector { x, y };
+                }
+                let fixed = &mut fixed[..fixed_len(x.len())];
+                fix_vector(isa, x, fixed);
+                Vector { x: fixed, y }
+            })
+            .collect();
         // A few tasks per thread even out what the threads find in caches.
         let n_tasks = 4 * self.pool.n_threads();
         let rows = w.rows().div_ceil(n_tasks).max(16);
-        let mut left: Vec<Vector<'_>> = vectors.collect();
         let tasks = (0..w.rows()).step_by(rows).map(|first| {
             let rows = first..(first + rows).min(w.rows());
             let part = left.iter_mut().map(|Vector { x, y }| {
@@ -141,6 +153,19 @@ impl Compute<'_> {
             let part: Vec<Vector<'_>> = part.collect();
             (rows, part)
         });
-        self.pool.each(tasks, |(rows, mut part)| matvec(self.isa, w, rows, &mut part));
+        self.pool.each(tasks, |(rows, mut part)| match in_integers {
+            true => matvec_fixed(isa, w, rows, &mut part),
+            false => matvec(isa, w, rows, &mut part),
+        });
     }
+}
+
+/// A vector of decode, its product, and room for the vector in fixed point.
+pub(crate) struct VectorProduct<'a> {
+    /// `[K]`.
+    pub(crate) x: &'a [f32],
+    /// [`fixed_len`] of K floats, or more.
+    pub(crate) fixed: &'a mut [f32],
+    /// `[N]`.
+    pub(crate) y: &'a mut [f32],
 }

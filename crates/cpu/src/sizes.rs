@@ -11,6 +11,7 @@ use tidekv::model::Shape;
 use tidekv_kernels::attention::{attend_one_scratch_len, attend_scratch_len};
 use tidekv_kernels::gemm::Factors;
 use tidekv_kernels::kv::{KEY_BLOCK, KvLayout};
+use tidekv_kernels::matvec::fixed::fixed_len;
 use tidekv_kernels::score::score_scratch_len;
 use tidekv_kernels::{Isa, gemm, kv};
 
@@ -92,6 +93,11 @@ impl CpuSizes {
     }
 }
 
+/// Floats of the widest vector of decode's products in fixed point.
+pub(crate) fn widest_in_fixed_point(shape: &Shape) -> usize {
+    fixed_len(shape.d_model.max(shape.q_cols()).max(shape.d_ff))
+}
+
 /// Query rows of one attention task: with the heads of a group stacked, enough
 /// rows that expanding a key block costs little beside using it.
 pub(crate) fn query_rows(group: usize) -> usize {
@@ -132,7 +138,8 @@ impl Sizes for CpuSizes {
 
     fn decode_scratch(&self, shape: &Shape) -> u64 {
         let threads = self.n_threads.saturating_mul(self.per_decode_thread(shape));
-        let floats = (shape.q_cols() + shape.d_ff).saturating_add(threads);
+        let row = shape.q_cols() + shape.d_ff + widest_in_fixed_point(shape);
+        let floats = row.saturating_add(threads);
         buffer(product(&[floats, size_of::<f32>()]))
     }
 }

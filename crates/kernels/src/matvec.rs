@@ -76,6 +76,22 @@ pub fn matvec(isa: Isa, weights: &WeightView, rows: Range<usize>, vectors: &mut 
         assert_eq!(x.len(), weights.cols(), "x has one element per column");
         assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
     }
+    in_tiles(rows, vectors, &Floats { isa, weights });
+}
+
+/// A product of rows of weights with as many vectors as share what is decoded.
+pub(crate) trait Tile {
+    /// Computes `rows` for T vectors; their outputs begin at `at` in each `y`.
+    fn multiply<const T: usize>(
+        &self,
+        rows: Range<usize>,
+        at: usize,
+        vectors: [&mut Vector<'_>; T],
+    );
+}
+
+/// Hands `vectors` to `work` in tiles.
+pub(crate) fn in_tiles(rows: Range<usize>, vectors: &mut [Vector<'_>], work: &impl Tile) {
     if vectors.is_empty() {
         return;
     }
@@ -88,13 +104,30 @@ pub fn matvec(isa: Isa, weights: &WeightView, rows: Range<usize>, vectors: &mut 
         for vectors in vectors.chunks_mut(tile) {
             let (rows, at) = (part.clone(), start - rows.start);
             match vectors {
-                [a] => dispatch(isa, MatVec { weights, rows, at, vectors: [a] }),
-                [a, b] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b] }),
-                [a, b, c] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b, c] }),
-                [a, b, c, d] => dispatch(isa, MatVec { weights, rows, at, vectors: [a, b, c, d] }),
+                [a] => work.multiply(rows, at, [a]),
+                [a, b] => work.multiply(rows, at, [a, b]),
+                [a, b, c] => work.multiply(rows, at, [a, b, c]),
+                [a, b, c, d] => work.multiply(rows, at, [a, b, c, d]),
                 _ => unreachable!("a tile has 1 to {TILE} vectors"),
             }
         }
+    }
+}
+
+/// Products with weights decoded to floats.
+struct Floats<'a> {
+    isa: Isa,
+    weights: &'a WeightView<'a>,
+}
+
+impl Tile for Floats<'_> {
+    fn multiply<const T: usize>(
+        &self,
+        rows: Range<usize>,
+        at: usize,
+        vectors: [&mut Vector<'_>; T],
+    ) {
+        dispatch(self.isa, MatVec { weights: self.weights, rows, at, vectors });
     }
 }
 

@@ -2,22 +2,26 @@
 //!
 //! A run of 32 elements of x is held as 16-bit integers times one f32 scale, `x[i] = scale * q[i]`
 //! with `|q| <= 32767` and `scale = max |x| / 32767`. Weights of [`has_ints`] are integers of at
-//! most 8 bits times a scale of their own, so the products of four elements add up exactly in 32
-//! bits; they become f32 there, and the rest of a row is a chain of f32 multiply-adds per lane.
+//! most 8 bits times a scale of their own, so the products of a lane's two or four elements add up
+//! exactly in 32 bits; the rest of a row is a chain of f32 multiply-adds per lane.
 //!
-//! Order of one output: the 16 elements of half h of run r are added in lane `j / 2 mod 8` of their
-//! vector to sum `2 * (r mod 2) + h` of four; offsets times the sums of their runs form a sum of
-//! their own. Sums are added as (0 + 1) + (2 + 3), lanes by halves, and the offsets' sum last. An
-//! output's bits depend on its weight row, x and the tier, and on nothing else.
+//! Order of one output: element j of a half run is added in lane `j / 2` of eight. The two halves
+//! of run r go to sum `r mod 2` of two as one; where they have scales of their own, each to the sum
+//! of its number. Offsets meet the sum of their run's elements and go to the second sum: of a block
+//! of one run an eighth to each lane, of a block of eight runs each to the lane of its number. Both
+//! sums are added and then the lanes, by halves. An output's bits depend on its weight row, its x
+//! and the tier, and on nothing else.
 //!
 //! Error: x is off by at most half a step of its run, `max |x| / 65534`, and the output by the sum
 //! of that times the weights' magnitudes, beside f32 sums as in [`super`]: with `g = gamma(K / 32 +
-//! 12)` at most `g` times the sum over runs of `(|scale q| + |offset|) . |x|`.
+//! 12)` at most `g` times the sum over elements of `(|scale q| + |offset|) |x|`. Where a step
+//! counts, a product in bf16 would be off by 128 of them.
 //!
 //! A run with an infinity or NaN has the scale NaN, and so has every output.
 
 use std::ops::Range;
 
+use super::{Tile, Vector, in_tiles};
 use crate::fixed::{Largest, Scale};
 use crate::isa::Isa;
 use crate::lanes::Lanes;
@@ -52,7 +56,7 @@ pub const fn fixed_len(k: usize) -> usize {
 }
 
 /// x in fixed point, in buffers of f32 whose bits the words are: of all runs the scale, then of all
-/// the sum of their elements, then their words, element `2 i` in the lower 16 bits of word `i`.
+/// an eighth of the sum of their elements, then their words, element `2 i` in the lower 16 bits of word `i`.
 #[derive(Clone, Copy)]
 struct Fixed<'a> {
     scales: &'a [f32],
@@ -117,31 +121,60 @@ impl HalvesKernel for Fix<'_> {
     }
 }
 
-/// Computes `y[i] = weights[rows.start + i] . x` for an `x` of [`fix_vector`] and weights of
-/// [`has_ints`]. See the module documentation for the order of the sum and its error.
+/// Computes `y[i] = weights[rows.start + i] . x` for every vector, with an `x` of [`fix_vector`] and
+/// weights of [`has_ints`]. See the module documentation for the order of the sum and its error.
 ///
 /// # Panics
-/// If `rows` ends beyond the matrix, `x` or `y` has another length, or weights are of another type.
-pub fn matvec_fixed(isa: Isa, weights: &WeightView, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+/// If `rows` ends beyond the matrix, an `x` or `y` has another length, or weights are of another
+/// type.
+pub fn matvec_fixed(
+    isa: Isa,
+    weights: &WeightView,
+    rows: Range<usize>,
+    vectors: &mut [Vector<'_>],
+) {
     assert!(
         rows.start <= rows.end && rows.end <= weights.rows(),
         "rows {rows:?} of a matrix of {} rows",
         weights.rows()
     );
-    assert_eq!(x.len(), fixed_len(weights.cols()), "x is the fixed point of one float per column");
-    assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
-    let x = Fixed::of(weights.cols(), x);
-    dispatch_halves(isa, MatVec { weights, rows, x, y });
+    for Vector { x, y } in &*vectors {
+        let len = fixed_len(weights.cols());
+        assert_eq!(x.len(), len, "x is the fixed point of one float per column");
+        assert_eq!(y.len(), rows.len(), "y has one element per row of the range");
+    }
+    in_tiles(rows, vectors, &Ints { isa, weights });
 }
 
-struct MatVec<'a> {
+/// Products with weights as integers.
+struct Ints<'a> {
+    isa: Isa,
     weights: &'a WeightView<'a>,
-    rows: Range<usize>,
-    x: Fixed<'a>,
-    y: &'a mut [f32],
 }
 
-impl HalvesKernel for MatVec<'_> {
+impl Tile for Ints<'_> {
+    fn multiply<const T: usize>(
+        &self,
+        rows: Range<usize>,
+        at: usize,
+        mut vectors: [&mut Vector<'_>; T],
+    ) {
+        let k = self.weights.cols();
+        let xs = vectors.each_ref().map(|vector| Fixed::of(k, vector.x));
+        let ys = vectors.each_mut().map(|vector| &mut vector.y[at..at + rows.len()]);
+        dispatch_halves(self.isa, MatVec { weights: self.weights, first: rows.start, xs, ys });
+    }
+}
+
+/// Rows from `first` on times T vectors.
+struct MatVec<'a, 'y, const T: usize> {
+    weights: &'a WeightView<'a>,
+    first: usize,
+    xs: [Fixed<'a>; T],
+    ys: [&'y mut [f32]; T],
+}
+
+impl<const T: usize> HalvesKernel for MatVec<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -160,124 +193,165 @@ impl HalvesKernel for MatVec<'_> {
     }
 }
 
-impl MatVec<'_> {
+impl<const T: usize> MatVec<'_, '_, T> {
     #[inline(always)]
     fn rows_of<F, L, const BYTES: usize, const R: usize>(self, lanes: L)
     where
         F: IntFormat<BYTES, R>,
         L: Halves,
     {
-        // Two rows at a time hide each other's latencies. They are far apart, so that both are read
-        // in one direction, which is what CPUs fetch ahead for.
-        let half = self.y.len() / 2;
-        let (lower, rest) = self.y.split_at_mut(half);
-        let (upper, last) = rest.split_at_mut(half);
-        let mut n = self.rows.start;
-        for (lower, upper) in lower.iter_mut().zip(upper) {
-            [*lower, *upper] =
-                dot_rows::<F, L, _, _, 2>(lanes, self.weights, [n, n + half], self.x);
-            n += 1;
+        let MatVec { weights, first, xs, ys } = self;
+        let n_rows = ys[0].len();
+        // Two rows at a time hide each other's latencies; they are far apart, so that both are read
+        // in one direction, which is what CPUs fetch ahead for. Several vectors hide them as well.
+        let half = if T == 1 { n_rows / 2 } else { 0 };
+        for index in 0..half {
+            let rows = [first + index, first + half + index];
+            let [lower, upper] = dot_rows::<F, L, _, _, T, 2>(lanes, weights, rows, &xs);
+            ys[0][index] = lower[0];
+            ys[0][half + index] = upper[0];
         }
-        for last in last {
-            [*last] = dot_rows::<F, L, _, _, 1>(lanes, self.weights, [n + half], self.x);
+        for index in 2 * half..n_rows {
+            let [row] = dot_rows::<F, L, _, _, T, 1>(lanes, weights, [first + index], &xs);
+            for t in 0..T {
+                ys[t][index] = row[t];
+            }
         }
     }
 }
 
-/// The products of rows `n`.
+/// The products of `rows` with every vector, `[M][T]`.
 #[inline(always)]
-fn dot_rows<F, L, const BYTES: usize, const R: usize, const M: usize>(
+fn dot_rows<F, L, const BYTES: usize, const R: usize, const T: usize, const M: usize>(
     lanes: L,
     weights: &WeightView<'_>,
-    n: [usize; M],
-    x: Fixed<'_>,
-) -> [f32; M]
+    rows: [usize; M],
+    xs: &[Fixed<'_>; T],
+) -> [[f32; T]; M]
 where
     F: IntFormat<BYTES, R>,
     L: Halves,
 {
-    let (scales, _) = x.scales.as_chunks::<R>();
-    let (run_sums, _) = x.sums.as_chunks::<R>();
-    let (words, _) = x.words.as_chunks::<R>();
-    let mut rows: [&[[u8; BYTES]]; M] = [&[]; M];
+    let n_blocks = weights.cols() / (R * RUN);
+    let mut blocks: [&[[u8; BYTES]]; M] = [&[]; M];
     for m in 0..M {
-        rows[m] = &weights.row(n[m]).as_chunks::<BYTES>().0[..words.len()];
+        blocks[m] = &weights.row(rows[m]).as_chunks::<BYTES>().0[..n_blocks];
     }
-    let mut sums = [[lanes.splat(0.0); 2]; M];
-    for (at, ((words, scales), run_sums)) in words.iter().zip(scales).zip(run_sums).enumerate() {
+    let mut parts: [Parts<'_, R>; T] = [Parts::default(); T];
+    for t in 0..T {
+        parts[t] = Parts::of(&xs[t], n_blocks);
+    }
+    let mut sums = [[[lanes.splat(0.0); 2]; T]; M];
+    for at in 0..n_blocks {
         for m in 0..M {
-            let worth = [[0.0; R]; 2];
-            let mut dot = Dot::<L, R> { words, scales, run_sums, worth, sums: &mut sums[m] };
-            F::decode_ints(lanes, &rows[m][at], &mut dot);
+            let worth = [[[0.0; R]; 2]; T];
+            let mut dot = Dot::<L, R, T> { parts: &parts, at, worth, sums: &mut sums[m] };
+            F::decode_ints(lanes, &blocks[m][at], &mut dot);
         }
     }
-    let mut y = [0.0; M];
+    let mut y = [[0.0; T]; M];
     for m in 0..M {
-        y[m] = lanes.reduce_add(lanes.add(sums[m][0], sums[m][1]));
+        for t in 0..T {
+            y[m][t] = lanes.reduce_add(lanes.add(sums[m][t][0], sums[m][t][1]));
+        }
     }
     y
 }
 
-/// Multiplies the integers of one block with its part of x and adds the products to the sums.
-struct Dot<'a, L: Lanes, const R: usize> {
-    words: &'a [[f32; WORDS]; R],
-    scales: &'a [f32; R],
-    run_sums: &'a [f32; R],
-    /// Scale of x times that of the weights, for the first halves of the runs and the second ones.
-    worth: [[f32; R]; 2],
-    sums: &'a mut [L::V; 2],
+/// A vector in the parts that blocks of R runs meet.
+#[derive(Clone, Copy, Default)]
+struct Parts<'a, const R: usize> {
+    scales: &'a [[f32; R]],
+    sums: &'a [[f32; R]],
+    words: &'a [[[f32; WORDS]; R]],
 }
 
-impl<L: Halves, const R: usize> Dot<'_, L, R> {
+impl<'a, const R: usize> Parts<'a, R> {
+    #[inline(always)]
+    fn of(x: &Fixed<'a>, n_blocks: usize) -> Self {
+        Parts {
+            scales: &x.scales.as_chunks().0[..n_blocks],
+            sums: &x.sums.as_chunks().0[..n_blocks],
+            words: &x.words.as_chunks().0[..n_blocks],
+        }
+    }
+}
+
+/// Multiplies the integers of one block with its part of every x and adds the products to the sums.
+struct Dot<'a, L: Lanes, const R: usize, const T: usize> {
+    parts: &'a [Parts<'a, R>; T],
+    /// Which block.
+    at: usize,
+    /// Scales of each x times those of the weights, for the first halves of the runs and the second.
+    worth: [[[f32; R]; 2]; T],
+    sums: &'a mut [[L::V; 2]; T],
+}
+
+impl<L: Halves, const R: usize, const T: usize> Dot<'_, L, R, T> {
     /// Products of the integers of half a run, two to a lane.
     #[inline(always)]
-    fn products(&self, lanes: L, [run, half]: [usize; 2], ints: L::I) -> L::I {
-        let x = lanes.to_bits(lanes.load(&self.words[run][half * L::N..]));
-        lanes.dot_i16(ints, x)
+    fn products(&self, lanes: L, t: usize, [run, half]: [usize; 2], ints: L::I) -> L::I {
+        let words = &self.parts[t].words[self.at][run];
+        lanes.dot_i16(ints, lanes.to_bits(lanes.load(&words[half * L::N..])))
     }
 
     #[inline(always)]
-    fn add(&mut self, lanes: L, [run, half]: [usize; 2], products: L::I, sum: usize) {
-        let worth = lanes.splat(self.worth[half][run]);
-        self.sums[sum] = lanes.fma(lanes.to_f32(products), worth, self.sums[sum]);
+    fn add(&mut self, lanes: L, t: usize, [run, half]: [usize; 2], products: L::I, sum: usize) {
+        let worth = lanes.splat(self.worth[t][half][run]);
+        let sums = &mut self.sums[t];
+        sums[sum] = lanes.fma(lanes.to_f32(products), worth, sums[sum]);
     }
 }
 
-impl<L: Halves, const R: usize> IntSink<L> for Dot<'_, L, R> {
+impl<L: Halves, const R: usize, const T: usize> IntSink<L> for Dot<'_, L, R, T> {
     #[inline(always)]
     fn scale(&mut self, lanes: L, scale: L::V) {
-        self.worth[0][0] = self.scales[0] * lanes.first_lane(scale);
+        for t in 0..T {
+            self.worth[t][0][0] = self.parts[t].scales[self.at][0] * lanes.first_lane(scale);
+        }
     }
 
     #[inline(always)]
     fn scales(&mut self, lanes: L, [first, second]: [L::V; 2]) {
-        let of_x = lanes.load(self.scales);
-        lanes.store(lanes.mul(first, of_x), &mut self.worth[0]);
-        lanes.store(lanes.mul(second, of_x), &mut self.worth[1]);
+        for t in 0..T {
+            let of_x = lanes.load(&self.parts[t].scales[self.at]);
+            lanes.store(lanes.mul(first, of_x), &mut self.worth[t][0]);
+            lanes.store(lanes.mul(second, of_x), &mut self.worth[t][1]);
+        }
     }
 
     #[inline(always)]
     fn put(&mut self, lanes: L, run: usize, [first, second]: [L::I; 2]) {
-        let first = self.products(lanes, [run, 0], first);
-        let second = self.products(lanes, [run, 1], second);
-        self.add(lanes, [run, 0], lanes.add_i32(first, second), run % 2);
+        for t in 0..T {
+            let first = self.products(lanes, t, [run, 0], first);
+            let second = self.products(lanes, t, [run, 1], second);
+            self.add(lanes, t, [run, 0], lanes.add_i32(first, second), run % 2);
+        }
     }
 
     #[inline(always)]
     fn put_half(&mut self, lanes: L, at: [usize; 2], ints: L::I) {
-        let products = self.products(lanes, at, ints);
-        self.add(lanes, at, products, at[1]);
+        for t in 0..T {
+            let products = self.products(lanes, t, at, ints);
+            self.add(lanes, t, at, products, at[1]);
+        }
     }
 
     #[inline(always)]
     fn offset(&mut self, lanes: L, offset: L::V) {
-        self.sums[1] = lanes.fma(offset, lanes.splat(self.run_sums[0]), self.sums[1]);
+        for t in 0..T {
+            let sum = lanes.splat(self.parts[t].sums[self.at][0]);
+            self.sums[t][1] = lanes.fma(offset, sum, self.sums[t][1]);
+        }
     }
 
     #[inline(always)]
     fn offsets(&mut self, lanes: L, offsets: L::V) {
         let eight = lanes.mul(offsets, lanes.splat(L::N as f32));
-        self.sums[1] = lanes.fma(eight, lanes.load(self.run_sums), self.sums[1]);
+        for t in 0..T {
+            let sums = lanes.load(&self.parts[t].sums[self.at]);
+            self.sums[t][1] = lanes.fma(eight, sums, self.sums[t][1]);
+        }
     }
 }
 

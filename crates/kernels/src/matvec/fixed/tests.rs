@@ -22,9 +22,14 @@ fn numbers(k: usize, fixed: &[f32]) -> Vec<f64> {
     scales.iter().zip(words).flat_map(of_run).collect()
 }
 
+/// The call for one vector.
+fn one(isa: Isa, weights: &WeightView, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+    matvec_fixed(isa, weights, rows, &mut [Vector { x, y }]);
+}
+
 fn product(isa: Isa, weights: &WeightView, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; weights.rows()];
-    matvec_fixed(isa, weights, 0..weights.rows(), &fixed(isa, x), &mut y);
+    one(isa, weights, 0..weights.rows(), &fixed(isa, x), &mut y);
     y
 }
 
@@ -155,7 +160,7 @@ fn bits_of_a_row_do_not_depend_on_the_range_or_other_rows() {
             for start in 0..=13 {
                 for end in start..=13 {
                     let mut part = vec![f32::NAN; end - start];
-                    matvec_fixed(isa, &weights, start..end, &x, &mut part);
+                    one(isa, &weights, start..end, &x, &mut part);
                     let same = bits(&part) == bits(&whole[start..end]);
                     assert!(same, "{block} rows {start}..{end} {}", isa.name());
                 }
@@ -167,9 +172,42 @@ fn bits_of_a_row_do_not_depend_on_the_range_or_other_rows() {
                 alone[row.clone()].copy_from_slice(&bytes[row]);
                 let weights = WeightView::new(block, 13, 768, &alone).unwrap();
                 let mut y = [0.0; 13];
-                matvec_fixed(isa, &weights, 0..13, &x, &mut y);
+                one(isa, &weights, 0..13, &x, &mut y);
                 assert_eq!(y[n].to_bits(), whole[n].to_bits(), "{block} row {n} {}", isa.name());
                 assert_eq!(y.iter().filter(|y| y.is_nan()).count(), 12, "{block}: NaN is not lost");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_of_a_vector_do_not_depend_on_its_company() {
+    let mut random = Random::new(6);
+    for block in types() {
+        let bytes = weight_bytes(&mut random, block, 37, 512);
+        let weights = WeightView::new(block, 37, 512, &bytes).unwrap();
+        for isa in Isa::available() {
+            for n_vectors in 1..=9 {
+                let xs: Vec<_> =
+                    (0..n_vectors).map(|_| fixed(isa, &random.uniform(512, 4.0))).collect();
+                let mut strange = xs.clone();
+                // What is not finite stays with its own.
+                strange[0] = fixed(isa, &[f32::NAN; 512]);
+                for (xs, whole) in [(&xs, true), (&strange, false)] {
+                    let mut ys = vec![vec![f32::NAN; 36]; n_vectors];
+                    let mut vectors: Vec<_> =
+                        xs.iter().zip(&mut ys).map(|(x, y)| Vector { x, y }).collect();
+                    matvec_fixed(isa, &weights, 1..37, &mut vectors);
+                    for (index, (x, y)) in xs.iter().zip(&ys).enumerate() {
+                        let mut alone = vec![f32::NAN; 36];
+                        one(isa, &weights, 1..37, x, &mut alone);
+                        let name = format!("{block} {index} of {n_vectors} {}", isa.name());
+                        match whole || index > 0 {
+                            true => assert_eq!(bits(y), bits(&alone), "{name}"),
+                            false => assert!(y.iter().all(|y| y.is_nan()), "{name}"),
+                        }
+                    }
+                }
             }
         }
     }
@@ -200,8 +238,7 @@ fn other_types_are_refused() {
         let k = 256;
         let bytes = vec![0; block.row_bytes(k).unwrap()];
         let weights = WeightView::new(block, 1, k, &bytes).unwrap();
-        let product =
-            || matvec_fixed(Isa::detect(), &weights, 0..1, &[0.0; fixed_len(256)], &mut [0.0]);
+        let product = || one(Isa::detect(), &weights, 0..1, &[0.0; fixed_len(256)], &mut [0.0]);
         assert!(std::panic::catch_unwind(product).is_err(), "{block}");
     }
 }
@@ -216,5 +253,5 @@ fn a_vector_of_no_whole_runs_is_refused() {
 #[should_panic(expected = "x is the fixed point of one float per column")]
 fn an_x_of_another_length_is_refused() {
     let weights = WeightView::new(BlockType::Q8_0, 1, 32, &[0; 34]).unwrap();
-    matvec_fixed(Isa::detect(), &weights, 0..1, &[0.0; 32], &mut [0.0]);
+    one(Isa::detect(), &weights, 0..1, &[0.0; 32], &mut [0.0]);
 }
