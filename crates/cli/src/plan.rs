@@ -1,8 +1,7 @@
 //! `tidekv plan`: a run's memory, before the run.
 
-use crate::bench::Machine;
 use crate::exit::Ended;
-use crate::flags::{CpuFlags, Precision, RunFlags, positive};
+use crate::flags::{ChosenChunk, CpuFlags, RunFlags, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, counted, print_report, table};
@@ -14,8 +13,9 @@ use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::Path;
+use tidekv::config::DEFAULT_CHUNK;
 use tidekv::memory::{
-    Bytes, Component, Plan, PlanInput, Refusal, WeightBytes, largest_prompt, layout,
+    Bytes, Component, Plan, PlanInput, Refusal, WeightBytes, choose_chunk, largest_prompt, layout,
 };
 use tidekv::model::Shape;
 use tidekv::report::{PeakAt, PlannedMemory};
@@ -76,6 +76,9 @@ struct PlanReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     estimated_prefill_s: Option<f64>,
     plans: Vec<SchedulePlan>,
+    /// C, where `--chunk auto` chose it, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen_chunk: Option<ChosenChunk>,
     suggestions: Vec<String>,
 }
 
@@ -96,7 +99,6 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     }
     let (shape, weights) = args.dimensions()?;
     let sizes = CpuSizes::new(&args.cpu.config(args.run.cache.storage.precision))?;
-    let config = args.run.config();
     let n_tokens: Vec<usize> = args.tokens.iter().map(|tokens| tokens.get()).collect();
     if let Some(too_many) = n_tokens.iter().find(|&&tokens| tokens > shape.context) {
         bail!(
@@ -105,9 +107,19 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
             counted(shape.context, "token")
         );
     }
-    let input =
-        PlanInput { shape: &shape, weights, sizes: &sizes, config: &config, n_tokens: &n_tokens };
-    let plans = compared(&input, args.run.schedule, args.run.chunk)?;
+    let asked = args.run.config();
+    let asked =
+        PlanInput { shape: &shape, weights, sizes: &sizes, config: &asked, n_tokens: &n_tokens };
+    let kind = args.run.schedule;
+    let chosen = args.run.chosen_chunk(&args.cpu, |rates| choose_chunk(&asked, kind, rates))?;
+    let config = match &chosen {
+        Some(ChosenChunk { chunk, .. }) => {
+            RunConfig { schedule: kind.with_chunk(*chunk), ..asked.config.clone() }
+        }
+        None => asked.config.clone(),
+    };
+    let input = PlanInput { config: &config, ..asked };
+    let plans = compared(&input, kind)?;
     let limit = config.memory_limit;
     let fits = limit.is_none_or(|limit| plans[0].1.peak_bytes() <= limit);
     let refusal = match limit {
@@ -130,7 +142,10 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         suggestions: &suggestions,
     };
     let estimate = args.seconds_to_read(&shape, &n_tokens)?;
-    let text = describe(&plans) + &verdict(&plans[0].1, &outcome) + &time(estimate);
+    let text = describe(&plans)
+        + &chosen.as_ref().map_or(String::new(), |chosen| format!("  {chosen}\n"))
+        + &verdict(&plans[0].1, &outcome)
+        + &time(estimate);
     if let Some(json) = &args.json {
         let plans = plans
             .iter()
@@ -142,6 +157,7 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
             prompts_at_a_time: several.then_some(at_a_time),
             estimated_prefill_s: estimate,
             plans: plans.collect(),
+            chosen_chunk: chosen,
             suggestions,
         })?;
     }
@@ -159,13 +175,7 @@ impl Args {
     /// How long reading takes by the kernels' rates on this machine, if they were measured with
     /// these settings.
     fn seconds_to_read(&self, shape: &Shape, n_tokens: &[usize]) -> anyhow::Result<Option<f64>> {
-        let precision = self.run.cache.storage.precision;
-        let cpu = self.cpu.config(precision);
-        let (isa, threads) = (cpu.isa()?, cpu.n_threads().get());
-        let machine = match precision {
-            Precision::Auto => Machine::kept(isa.name(), threads),
-            Precision::F32 => None,
-        };
+        let machine = self.cpu.machine(self.run.cache.storage.precision)?;
         let work = || Work::of_prompts(shape, n_tokens);
         Ok(machine.map(|machine| machine.seconds(&work(), shape.head_dim)))
     }
@@ -208,13 +218,16 @@ fn read_shape(name: &OsStr) -> anyhow::Result<Shape> {
 fn compared(
     input: &PlanInput<'_>,
     asked: ScheduleKind,
-    chunk: NonZeroUsize,
 ) -> anyhow::Result<Vec<(ScheduleKind, Plan)>> {
     let mut kinds = vec![asked];
     kinds
         .extend([ScheduleKind::OneShot, ScheduleKind::PostPrefill].iter().filter(|k| **k != asked));
     let plan = |kind: ScheduleKind| {
-        let config = RunConfig { schedule: kind.with_chunk(chunk), ..input.config.clone() };
+        let mut config = input.config.clone();
+        if kind != asked {
+            // Of the whole prompt at once: any chunk will do.
+            config.schedule = kind.with_chunk(DEFAULT_CHUNK);
+        }
         Ok((kind, memory::plan(&PlanInput { config: &config, ..*input })?))
     };
     kinds.into_iter().map(plan).collect()

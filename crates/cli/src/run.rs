@@ -3,7 +3,7 @@
 use crate::answers::{Answer, Reading, Request};
 use crate::exit::{self, Ended};
 use crate::files::{check_output, write_file};
-use crate::flags::{CpuFlags, LogprobFlags, RunFlags, SampleFlags};
+use crate::flags::{ChosenChunk, CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, Printer, counted, note, printable};
@@ -91,6 +91,9 @@ struct Report {
     dropped_tokens: usize,
     /// Tokens at the prompt's end that are the chat template's.
     template_tail_tokens: Option<usize>,
+    /// Why `--chunk auto` chose the chunk; absent where it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_reason: Option<String>,
 }
 
 /// A prompt, with its file if there are several.
@@ -110,10 +113,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let storage = &args.run.cache.storage;
     let cpu = args.cpu.config(storage.precision);
     let engine = model::load(&args.model, storage.rope_scaling, cpu, &interrupt)?;
-    let config = RunConfig { outputs: args.logprobs.outputs(), ..args.run.config() };
+    let mut config = RunConfig { outputs: args.logprobs.outputs(), ..args.run.config() };
     let named = args.prompts(sources, &engine)?;
     args.check_text(&engine)?;
     let prompts: Vec<&[u32]> = named.iter().map(|named| named.prompt.ids.as_slice()).collect();
+    let chosen = args.choose_chunk(&engine, &mut config, &prompts)?;
     let model = args.model.to_string_lossy();
     let request = Request {
         prompts: &prompts,
@@ -129,7 +133,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let read =
         announce(&engine, &config, &prompts).and_then(|()| request.read(&engine, &interrupt));
     let reading = read.map_err(|error| with_file(error, &named))?;
-    args.answer(reading, &named)
+    args.answer(reading, &named, chosen)
 }
 
 /// The error with the file of the prompt that it is about.
@@ -186,6 +190,24 @@ impl Args {
         Ok(())
     }
 
+    /// Puts what `--chunk auto` chooses for the prompts into the settings, and says it.
+    fn choose_chunk(
+        &self,
+        engine: &Engine<Cpu>,
+        config: &mut RunConfig,
+        prompts: &[&[u32]],
+    ) -> anyhow::Result<Option<ChosenChunk>> {
+        let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
+        let kind = self.run.schedule;
+        let choose = |rates| engine.choose_chunk((config, kind), &n_tokens, rates);
+        let chosen = self.run.chosen_chunk(&self.cpu, choose)?;
+        if let Some(chosen) = &chosen {
+            config.schedule = kind.with_chunk(chosen.chunk);
+            note(&format!("{chosen}\n"));
+        }
+        Ok(chosen)
+    }
+
     /// The prompts as token ids. Says where one was cut.
     fn prompts(&self, sources: Vec<Source>, engine: &Engine<Cpu>) -> anyhow::Result<Vec<Named>> {
         let context = engine.model().spec.shape.context;
@@ -213,7 +235,12 @@ impl Args {
 
     /// Prints the answers, one after the other. One that fails costs neither the
     /// others nor their reports.
-    fn answer(&self, mut reading: Reading<'_, '_>, named: &[Named]) -> anyhow::Result<()> {
+    fn answer(
+        &self,
+        mut reading: Reading<'_, '_>,
+        named: &[Named],
+        chosen: Option<ChosenChunk>,
+    ) -> anyhow::Result<()> {
         let files: Vec<&Path> = self.dump_retained.iter().map(PathBuf::as_path).collect();
         let mut printer = Printer::beside(self.json.as_ref(), &files);
         let engine = reading.engine();
@@ -249,7 +276,7 @@ impl Args {
             let n_tokens = named.iter().map(|named| named.prompt.ids.len()).sum();
             note(&batch_summary(named.len(), n_tokens, &last.report, answers.decoded()));
         }
-        failed.extend([self.write(ended, named.len()), printer.finish()]);
+        failed.extend([self.write(ended, named.len(), chosen), printer.finish()]);
         exit::all(failed)
     }
 
@@ -273,7 +300,12 @@ impl Args {
 
     /// Writes the files that were asked for. One that fails does not cost the
     /// other.
-    fn write(&self, answers: Vec<(Answer, &Named)>, n_prompts: usize) -> anyhow::Result<()> {
+    fn write(
+        &self,
+        answers: Vec<(Answer, &Named)>,
+        n_prompts: usize,
+        chosen: Option<ChosenChunk>,
+    ) -> anyhow::Result<()> {
         if answers.is_empty() {
             return Ok(());
         }
@@ -289,6 +321,7 @@ impl Args {
                 run: answer.report,
                 dropped_tokens: named.prompt.dropped,
                 template_tail_tokens: named.prompt.tail,
+                chunk_reason: chosen.as_ref().map(|chosen| chosen.reason.clone()),
             });
         }
         let dumped = match &self.dump_retained {

@@ -5,11 +5,13 @@ use crate::backend::{Backend, Sizes};
 use crate::config::RunConfig;
 use crate::error::Error;
 use crate::memory::{
-    Accountant, Moment, Plan, PlanInput, WeightBytes, largest_prompt, refuse_unless_fits,
+    Accountant, ChunkChoice, ChunkRates, Moment, Plan, PlanInput, WeightBytes, choose_chunk,
+    largest_prompt, refuse_unless_fits,
 };
 use crate::model::{ModelFile, ModelSpec, RopeScaling, Rotations};
 use crate::observe::Observer;
 use crate::prefill::{Device, Prefilled, prefill, workspace};
+use crate::schedule::ScheduleKind;
 use crate::session::{Batch, Session};
 use crate::text::{ChatTemplate, Tokenizer};
 use std::path::Path;
@@ -134,6 +136,21 @@ impl<B: Backend> Engine<B> {
     pub fn plan_batch(&self, config: &RunConfig, n_tokens: &[usize]) -> Result<Plan, Error> {
         let sizes = self.backend.sizes();
         refuse_unless_fits(&self.plan_input(&*sizes, config, n_tokens))
+    }
+
+    /// The chunk size C with which `kind` reads prompts of `n_tokens` tokens each, for the speed and
+    /// the limit of this machine. Settings other than the schedule are those of `config`.
+    ///
+    /// # Errors
+    /// Settings that cannot be planned.
+    pub fn choose_chunk(
+        &self,
+        (config, kind): (&RunConfig, ScheduleKind),
+        n_tokens: &[usize],
+        rates: Option<ChunkRates>,
+    ) -> Result<ChunkChoice, Error> {
+        let sizes = self.backend.sizes();
+        choose_chunk(&self.plan_input(&*sizes, config, n_tokens), kind, rates)
     }
 
     /// Largest prompt, in tokens, whose plan stays within `limit` bytes.

@@ -13,15 +13,17 @@ use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tidekv::Element;
+use tidekv::memory::ChunkRates;
 use tidekv::schedule::Work;
 use tidekv_cpu::bench::{self, Heads, WeightType};
-use tidekv_cpu::{Cpu, CpuConfig, Isa};
+use tidekv_cpu::{Cpu, CpuConfig, Isa, Pack};
 
 /// Measure what this machine reaches at most, and keep it for `tidekv plan`
 ///
 /// Multiply-adds and 16-bit products in registers for every instruction set there is, memory read
 /// beyond the caches, and the two kernels that prefill spends its time in. Takes about half a minute.
-/// The result is kept in the cache directory; `tidekv plan` then says how long a prompt takes to read.
+/// The result is kept in the cache directory; `tidekv plan` then says how long a prompt takes to read,
+/// and `--chunk auto` chooses for this machine.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -46,6 +48,8 @@ pub struct Machine {
     pub read_bytes_per_s: [f64; 2],
     /// Floating-point operations per second of prefill's matrix products, packing included.
     pub product_flops: f64,
+    /// Weights that are brought into the form which those products take, per second.
+    pub packed_weights_per_s: f64,
     /// Floating-point operations per second of causal attention, for heads of 64 and of 128.
     pub attention_flops: [f64; 2],
 }
@@ -83,6 +87,9 @@ impl Machine {
         let read_bytes_per_s = [&one, &all].map(bench::read_bandwidth);
         let product = bench::product(&all, WeightType::Q8_0, [ROWS, 4096, 4096]);
         let product = product.context("4,096 columns are whole blocks of Q8_0")?;
+        // What most models of the intended size are stored in.
+        let packing = bench::packing(&all, WeightType::Q4K, [4096, 4096]);
+        let packing = packing.context("4,096 columns are whole blocks of Q4_K")?;
         unless_interrupted(interrupt)?;
         let attention = |head_dim, group| {
             let heads = Heads { head_dim, n_kv_heads: 2, group, element: Element::Bf16 };
@@ -96,6 +103,7 @@ impl Machine {
             tiers,
             read_bytes_per_s,
             product_flops: product.rate(),
+            packed_weights_per_s: packing.rate(),
             attention_flops: [attention(64, 7), attention(128, 4)],
         })
     }
@@ -107,7 +115,7 @@ impl Machine {
         let path = path().ok()?;
         let machine = Machine::read(&path).unwrap_or_else(|error| {
             note(&format!(
-                "{} is not used to say how long reading takes: {error:#}; `tidekv bench machine` \
+                "{} is not used, neither to say how long reading takes nor to choose a chunk: {error:#}; `tidekv bench machine` \
                  makes a new one\n",
                 path.display()
             ));
@@ -127,10 +135,10 @@ impl Machine {
         ensure!(found.is_file(), "it is not a regular file");
         let machine: Machine = serde_json::from_slice(&fs::read(path)?)?;
         let [narrow, wide] = machine.attention_flops;
-        for rate in [machine.product_flops, narrow, wide] {
+        for rate in [machine.product_flops, machine.packed_weights_per_s, narrow, wide] {
             ensure!(
                 (1e6..1e18).contains(&rate),
-                "it states a rate that no machine has, {rate:e} FLOP/s"
+                "it states a rate that no machine has, {rate:e} per second"
             );
         }
         Ok(Some(machine))
@@ -147,6 +155,15 @@ impl Machine {
         work.seconds(self.product_flops, if head_dim > 96 { wide } else { narrow })
     }
 
+    /// What decides how large chunks should be.
+    pub fn chunk_rates(&self, pack: Pack) -> ChunkRates {
+        let packed_weights = match pack {
+            Pack::Slab => self.packed_weights_per_s,
+            Pack::Layer => f64::INFINITY,
+        };
+        ChunkRates { product_flops: self.product_flops, packed_weights }
+    }
+
     fn text(&self) -> String {
         let Machine { cpu, isa, threads, .. } = self;
         let mut rows = vec![row(["10^9/s", "1 thread", &counted(*threads, "thread")])];
@@ -160,6 +177,7 @@ impl Machine {
         }
         let [one, all] = self.read_bytes_per_s.map(giga);
         rows.push(row(["memory read, bytes", &one, &all]));
+        rows.push(row(["weights packed", "", &giga(self.packed_weights_per_s)]));
         let peak = self.ceilings().map_or(f64::NAN, |tier| tier.f32_flops[1]);
         let kernels = [
             (format!("{isa}: matrix products of prefill, FLOP"), self.product_flops),

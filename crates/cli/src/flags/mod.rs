@@ -1,14 +1,18 @@
 //! The common flags: one meaning wherever they apply, checked once.
 
+mod chunk;
 mod number;
 mod sample;
 
+pub use chunk::{ChosenChunk, ChunkFlag};
 pub use number::{at_least, bytes, count, positive};
 pub use sample::{LogprobFlags, SampleFlags};
 
+use crate::bench::Machine;
 use clap::{Args, ValueEnum};
 use number::threads;
 use std::num::NonZeroUsize;
+use tidekv::memory::{ChunkChoice, ChunkRates};
 use tidekv::model::RopeScaling;
 use tidekv::schedule::ScheduleKind;
 use tidekv::select::{PRESETS, Selector};
@@ -34,9 +38,11 @@ pub struct RunFlags {
     /// C, tokens that pass through a layer at a time
     ///
     /// It decides how much memory activations take while the prompt is read: halving C halves them.
-    /// It changes no bit of the result. Very small chunks are slower.
-    #[arg(long, default_value = "2048", value_name = "C", value_parser = positive)]
-    pub chunk: NonZeroUsize,
+    /// It changes no bit of the result. Very small chunks are slower. auto chooses the smallest that
+    /// costs less than 2 % of the speed that `tidekv bench machine` has measured (2048 without it),
+    /// or the largest that --memory-limit allows, and says which and why.
+    #[arg(long, default_value = "2048", value_name = "C|auto")]
+    pub chunk: ChunkFlag,
     #[command(flatten)]
     pub cache: CacheFlags,
     /// Largest answer in tokens
@@ -121,10 +127,28 @@ pub enum Precision {
 }
 
 impl RunFlags {
-    /// The run's settings.
+    /// What `--chunk auto` makes of the machine: `choose` gets its rates, if they are known. `None`
+    /// where the chunk is given.
+    ///
+    /// # Errors
+    /// Those of `choose`, and an instruction set that the CPU lacks.
+    pub fn chosen_chunk(
+        &self,
+        cpu: &CpuFlags,
+        choose: impl FnOnce(Option<ChunkRates>) -> Result<ChunkChoice, tidekv::Error>,
+    ) -> anyhow::Result<Option<ChosenChunk>> {
+        if self.chunk != ChunkFlag::Auto {
+            return Ok(None);
+        }
+        let machine = cpu.machine(self.cache.storage.precision)?;
+        let choice = choose(machine.map(|machine| machine.chunk_rates(cpu.pack)))?;
+        Ok(Some(choice.into()))
+    }
+
+    /// The run's settings; `--chunk auto` still has to be chosen.
     pub fn config(&self) -> RunConfig {
         RunConfig {
-            schedule: self.schedule.with_chunk(self.chunk),
+            schedule: self.schedule.with_chunk(self.chunk.tokens()),
             max_new_tokens: self.max_tokens,
             ..self.cache.config()
         }
@@ -182,6 +206,19 @@ impl CpuFlags {
             Precision::F32 => tidekv_cpu::Precision::F32,
         };
         CpuConfig { threads: self.threads, tier: self.isa, precision, pack: self.pack }
+    }
+
+    /// The rates of this machine's kernels, if they were measured with these settings.
+    ///
+    /// # Errors
+    /// An instruction set that the CPU lacks.
+    pub fn machine(&self, precision: Precision) -> anyhow::Result<Option<Machine>> {
+        let cpu = self.config(precision);
+        let (isa, threads) = (cpu.isa()?, cpu.n_threads().get());
+        Ok(match precision {
+            Precision::Auto => Machine::kept(isa.name(), threads),
+            Precision::F32 => None,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `tidekv bench`, the real binary. Its figures depend on the machine; that they are there, belong
 //! together and are kept does not.
 
-use crate::rig::{Place, ends_with, json, stderr, tidekv};
+use crate::rig::{Place, ends_with, ids, json, stderr, tidekv};
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -32,7 +32,7 @@ fn a_measured_machine_lets_plan_say_how_long_reading_takes() {
     let tiers = machine["tiers"].as_array().unwrap();
     assert_eq!(tiers[0]["isa"], "portable");
     assert!(tiers.iter().any(|tier| tier["isa"] == machine["isa"]), "{machine}");
-    let figures = ["product_flops", "attention_flops", "read_bytes_per_s"];
+    let figures = ["product_flops", "packed_weights_per_s", "attention_flops", "read_bytes_per_s"];
     for figure in figures.map(|name| &machine[name]).into_iter().chain([&tiers[0]["f32_flops"]]) {
         let figures = figure.as_array().map_or(vec![figure], |all| all.iter().collect());
         assert!(figures.into_iter().all(|figure| number(figure) > 1e6), "{machine}");
@@ -66,7 +66,8 @@ fn figures_that_cannot_be_used_are_said() {
     said("not a regular file");
     std::fs::remove_dir(&file).unwrap();
     let stopped = r#"{"cpu": "x", "isa": "avx2", "threads": 1, "tiers": [],
-        "read_bytes_per_s": [1e9, 1e9], "product_flops": 0, "attention_flops": [1e9, 1e9]}"#;
+        "read_bytes_per_s": [1e9, 1e9], "product_flops": 0,
+        "packed_weights_per_s": 1e9, "attention_flops": [1e9, 1e9]}"#;
     let endless = stopped.replace("\"product_flops\": 0", "\"product_flops\": 1e300");
     let sound = stopped.replace("\"product_flops\": 0", "\"product_flops\": 1e9");
     for (text, reason) in [
@@ -82,6 +83,55 @@ fn figures_that_cannot_be_used_are_said() {
     // Those of another machine are no damage.
     std::fs::write(&file, &sound).unwrap();
     assert_eq!(stderr(&plan()), "");
+}
+
+#[test]
+fn a_chunk_is_chosen_for_speed_and_the_limit() {
+    let place = Place::new();
+    let plan = |more: &[&str]| {
+        let model = place.model();
+        let args = ["plan", &model, "--tokens", "4000", "--threads", "1", "--json", "-"];
+        let output = at_home(&place, &[&args, more].concat());
+        ends_with(&output, 0, &[]);
+        json(&output)
+    };
+    let chosen = |more: &[&str]| {
+        let plan = plan(&[&["--chunk", "auto"], more].concat());
+        let chosen = &plan["chosen_chunk"];
+        (chosen["chunk"].as_u64().unwrap(), chosen["reason"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(plan(&[])["chosen_chunk"], Value::Null);
+    // Nothing was measured.
+    assert_eq!(chosen(&[]).0, 2048);
+    assert!(chosen(&[]).1.contains("not been measured"));
+
+    ends_with(&at_home(&place, &["bench", "machine", "--threads", "1"]), 0, &[]);
+    let (fast, why) = chosen(&[]);
+    assert!(fast.is_power_of_two() && (512..=8192).contains(&fast), "{fast}");
+    assert!(why.contains("2 %"), "{why}");
+    assert!(chosen(&["--schedule", "post-prefill"]).1.contains("whole prompt"));
+
+    // As large as a limit allows, and no larger.
+    let peak = |chunk: &str| {
+        let plan = plan(&["--chunk", chunk]);
+        plan["plans"][0]["memory"]["planned_peak_bytes"].as_u64().unwrap()
+    };
+    let limit = peak("128").to_string();
+    let (chunk, why) = chosen(&["--memory-limit", &limit]);
+    assert_eq!(chunk, 128);
+    assert!(why.contains("the memory limit allows"), "{why}");
+    ends_with(&tidekv(&["plan", &place.model(), "--tokens", "4", "--chunk", "soon"]), 2, &["auto"]);
+
+    let model = place.model();
+    let ids = ids(300);
+    let run = ["run", &model, "--prompt-ids", &ids, "--max-tokens", "3", "--threads", "1"];
+    let given = at_home(&place, &[&run[..], &["--json", "-"]].concat());
+    let auto = at_home(&place, &[&run[..], &["--chunk", "auto", "--json", "-"]].concat());
+    ends_with(&auto, 0, &[&format!("chunks of {fast} tokens"), "2 %"]);
+    let (given, auto) = (json(&given), json(&auto));
+    assert_eq!(given["chunk_reason"], Value::Null);
+    assert!(auto["chunk_reason"].as_str().unwrap().contains("2 %"));
+    assert_eq!(given["output_token_ids"], auto["output_token_ids"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! it.
 
 mod accountant;
+mod chunk;
 mod component;
 pub mod layout;
 mod limit;
@@ -11,6 +12,7 @@ mod refusal;
 mod suggest;
 
 pub use accountant::{Accountant, Charge, Charged, Moment, Peak, StepMemory};
+pub use chunk::{ChunkChoice, ChunkRates, ChunkReason, choose_chunk};
 pub use component::{Breakdown, Component};
 pub use limit::{ADDRESS_RESERVE, SystemMemory, default_limit, system_memory};
 pub use plan::{Plan, PlanInput, WeightBytes, plan, plan_steps};

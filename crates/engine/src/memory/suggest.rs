@@ -10,9 +10,9 @@ use std::num::NonZeroUsize;
 
 /// Most changes that are suggested.
 const MOST: usize = 3;
-/// Smallest chunk worth suggesting, in tokens: below it the weights are read for
-/// hardly any work.
-const SMALLEST_CHUNK: usize = 32;
+/// Smallest chunk worth suggesting or choosing, in tokens: below it the weights are
+/// read for hardly any work.
+pub(super) const SMALLEST_CHUNK: usize = 32;
 /// Smallest budget worth suggesting, in positions.
 const SMALLEST_BUDGET: usize = 64;
 /// Smallest answer worth suggesting, in tokens.
@@ -243,4 +243,4 @@ impl<'a> Search<'a> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -27,7 +27,11 @@ impl Sizes for SomeSizes {
     }
 }
 
-fn with_input<T>(config: &RunConfig, n_tokens: usize, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+pub(in crate::memory) fn with_input<T>(
+    config: &RunConfig,
+    n_tokens: usize,
+    then: impl FnOnce(&PlanInput<'_>) -> T,
+) -> T {
     let shape = &Shape::named("llama-3.1-8b").unwrap();
     let weights = WeightBytes { held: 1 << 20, mapped: 1 << 33 };
     then(&PlanInput { shape, weights, sizes: &SomeSizes, config, n_tokens: &[n_tokens] })
@@ -56,7 +60,7 @@ fn parse(flags: &str, config: &RunConfig) -> RunConfig {
     config
 }
 
-fn peak(input: &PlanInput<'_>, config: &RunConfig) -> u64 {
+pub(in crate::memory) fn peak(input: &PlanInput<'_>, config: &RunConfig) -> u64 {
     plan(&PlanInput { config, ..*input }).unwrap().peak_bytes()
 }
 
