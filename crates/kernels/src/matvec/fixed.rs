@@ -200,7 +200,7 @@ impl<const T: usize> MatVec<'_, '_, T> {
         F: IntFormat<BYTES, R>,
         L: Halves,
     {
-        let MatVec { weights, first, xs, ys } = self;
+        let MatVec { weights, first, xs, mut ys } = self;
         let n_rows = ys[0].len();
         // Two rows at a time hide each other's latencies; they are far apart, so that both are read
         // in one direction, which is what CPUs fetch ahead for. Several vectors hide them as well.
@@ -213,8 +213,8 @@ impl<const T: usize> MatVec<'_, '_, T> {
         }
         for index in 2 * half..n_rows {
             let [row] = dot_rows::<F, L, _, _, T, 1>(lanes, weights, [first + index], &xs);
-            for t in 0..T {
-                ys[t][index] = row[t];
+            for (y, row) in ys.iter_mut().zip(row) {
+                y[index] = row;
             }
         }
     }
@@ -243,10 +243,10 @@ where
     }
     let mut sums = [[[lanes.splat(0.0); 2]; T]; M];
     for at in 0..n_blocks {
-        for m in 0..M {
+        for (blocks, sums) in blocks.iter().zip(&mut sums) {
             let worth = [[[0.0; R]; 2]; T];
-            let mut dot = Dot::<L, R, T> { parts: &parts, at, worth, sums: &mut sums[m] };
-            F::decode_ints(lanes, &blocks[m][at], &mut dot);
+            let mut dot = Dot::<L, R, T> { parts: &parts, at, worth, sums };
+            F::decode_ints(lanes, &blocks[at], &mut dot);
         }
     }
     let mut y = [[0.0; T]; M];

@@ -99,8 +99,7 @@ impl IntFormat<BYTES, RUNS> for Q6K {
                     (high_nibbles(lanes, first), top),
                     (high_nibbles(lanes, second), lanes.shr(top, 2)),
                 ];
-                for run in 0..quants.len() {
-                    let (lower, upper) = quants[run];
+                for (run, (lower, upper)) in quants.into_iter().enumerate() {
                     let q = lanes.or(lower, lanes.and(upper, top_two));
                     let q = lanes.add_halves(q, bias);
                     sink.put_half(lanes, [4 * half_block + run, half], q);
