@@ -24,8 +24,8 @@ pub struct PromptFlags {
     /// Read the prompt from a file
     ///
     /// Given several times, the prompts are read together, so that each layer's weights are visited
-    /// once for all of them, and answered one after the other. Each is answered as if it were alone;
-    /// --question, --system and --answer-prefix apply to each.
+    /// once for all of them, and answered together. Each is answered as if it were alone; --question,
+    /// --system and --answer-prefix apply to each.
     #[arg(long, value_name = "FILE", group = "source")]
     pub prompt_file: Vec<PathBuf>,
     /// The prompt itself

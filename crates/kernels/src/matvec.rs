@@ -1,8 +1,8 @@
 //! Matrix-vector products over weights as they are stored: the whole of decode's linear algebra.
 //!
-//! A weight is decoded once for all vectors of a call, in registers for one vector and in a buffer
-//! (`shared`) for several, so the cost is that of reading and decoding the blocks. The arithmetic is that of f32 weights: output n is the dot product of `x` with the decoded row, not
-//! of integers with a quantised `x`.
+//! A weight is decoded in registers and used there for a tile of vectors, so the cost is that of
+//! reading and decoding the blocks. The arithmetic is that of f32 weights: output n is the dot
+//! product of `x` with the decoded row, not of integers with a quantised `x`.
 //!
 //! Order of one output, for the tier's N lanes: 32 running sums for quantised weights, 4N for float
 //! types; element k is added to sum k mod their number, in ascending k. The sums then lie in
