@@ -11,6 +11,7 @@ use rig::{Place, command, ends_with, ids, json, stderr, tidekv};
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Output, Stdio};
+use tidekv_testkit::{Head, TinySpec, tiny_llama};
 
 const QUESTION: [&str; 2] = ["--question", "Who signed it?"];
 const SETTINGS: [&str; 8] =
@@ -286,6 +287,50 @@ fn ctrl_c_in_the_answers_costs_none_of_what_has_come_and_no_kept_set() {
     let kept = read(&kept);
     assert_eq!(kept.as_array().unwrap().len(), 4);
     assert_eq!(kept[3], kept[0], "the same file");
+}
+
+#[test]
+fn an_answer_that_fails_is_named_and_costs_no_other() {
+    let spec = TinySpec { head: Head::Untied, ..tiny_llama(1) };
+    let place = Place::with(&spec);
+    let files = files(&place);
+    let files = &files[..3];
+    let rest = [&SETTINGS[..], &["--json", "-", "--prompt-logprobs", "0"]].concat();
+    let sound = reports(&place.run(&args(files, &rest)));
+    let ids = |report: &Value| -> Vec<u64> {
+        let ids = report["output_token_ids"].as_array().unwrap();
+        ids.iter().map(|id| id.as_u64().unwrap()).collect()
+    };
+    // A token that only the second answer feeds, and nobody reads.
+    let read = sound.iter().flat_map(|report| report["prompt_logprobs"].as_array().unwrap());
+    let mut used: Vec<u64> = read.filter_map(|of| of["id"].as_u64()).collect();
+    used.extend([ids(&sound[0]), ids(&sound[2])].concat());
+    let mut fed = ids(&sound[1]);
+    fed.pop();
+    let faulty = fed.into_iter().find(|id| !used.contains(id)).unwrap() as usize;
+
+    let mut writer = spec.writer();
+    let gguf = tidekv_format::GgufFile::open(std::path::Path::new(&place.model())).unwrap();
+    let tensor = gguf.tensor("token_embd.weight").unwrap();
+    let (shape, ty, mut bytes) = (tensor.shape.clone(), tensor.ty, gguf.bytes(tensor).to_vec());
+    drop(gguf);
+    bytes[4 * faulty * spec.d_model..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    writer.remove_tensor("token_embd.weight").tensor("token_embd.weight", &shape, ty, bytes);
+    writer.write_to(&place.path("tiny.gguf")).unwrap();
+    let report = place.name("report.json");
+    let output = place.run(&args(files, &[&SETTINGS[..], &["--json", &report]].concat()));
+    ends_with(&output, 1, &["short.txt", "the logits", "not finite"]);
+    let written = self::read(&report);
+    assert_eq!(written.as_array().unwrap().len(), 2);
+    let said = String::from_utf8(output.stdout).unwrap();
+    for (report, sound) in written.as_array().unwrap().iter().zip([&sound[0], &sound[2]]) {
+        for key in ["prompt_file", "output_text", "kept"] {
+            assert_eq!(report[key], sound[key], "{key}");
+        }
+        let (file, text) = (&report["prompt_file"], &report["output_text"]);
+        let answer = format!("==> {} <==\n{}\n", file.as_str().unwrap(), text.as_str().unwrap());
+        assert!(said.contains(&answer), "{said}");
+    }
 }
 
 #[test]
