@@ -3,10 +3,12 @@
 //! `trim_blocks`, `lstrip_blocks`, loop controls, Python's string methods,
 //! `raise_exception`, `strftime_now` and `tojson` as Python's `json.dumps`.
 
+mod source;
+
+use self::source::{STORED, STORED_IN_NAMESPACE, guarded};
 use super::chat::{ChatOptions, GenerationPrompt, Message};
 use super::error::TextError;
 use super::hf::MAX_CHAT_TEMPLATE_BYTES;
-use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
@@ -30,6 +32,9 @@ const BYTES_PER_FUEL: u64 = 8;
 /// Bytes that a unit of fuel pays for.
 const BYTES_OF_FUEL: usize = 64;
 
+/// Elements that are counted for a unit of fuel.
+const ELEMENTS_OF_FUEL: usize = 64;
+
 /// Stack of a rendering. Values that a template nests are shown, compared and
 /// freed by functions that call themselves.
 const STACK: usize = 8 << 20;
@@ -44,17 +49,11 @@ const STACK_PER_SOURCE_BYTE: usize = 2 << 10;
 /// Nesting that `tojson` follows.
 const MAX_JSON_DEPTH: usize = 64;
 
-/// Jinja tokens in one `{{ }}` or `{% %}`. Fuel pays for rendering, and compiling
-/// looks for constants below every operator of an expression anew: without a limit
-/// a chain as long as a source may be takes more than a minute, with this one no
-/// source takes a second. Of 70 published templates the longest expression has 58.
-const MAX_TAG_TOKENS: usize = 512;
-
 /// What one rendering or compiling may last, beside [`TIME_PER_MEGABYTE`] of its
 /// messages. Two things cost no fuel, and a template can make them endless: lists
 /// that are added, each the sum of the one before with itself, and elements of such
 /// sums by index. Published templates take milliseconds.
-const TIME: Duration = Duration::from_secs(10);
+const TIME: Duration = Duration::from_secs(3);
 
 /// What a MiB of messages adds: a thousand times what a pass over it takes.
 const TIME_PER_MEGABYTE: Duration = Duration::from_secs(1);
@@ -97,31 +96,11 @@ pub(super) fn check(source: &str) -> Result<(), TextError> {
         );
         return Err(TextError::Template { problem, line: None });
     }
-    refuse_long_tags(source)?;
+    let source = guarded(source)?;
     let compile = |source: &str| {
         environment(UNIX_EPOCH, 0)?.template_from_str(source).map(drop).map_err(explain)
     };
     within(Limits { fuel: FUEL, time: TIME }, source, compile)
-}
-
-/// Refuses expressions that would take long to compile. What is no Jinja is left to
-/// the compiler to complain about.
-fn refuse_long_tags(source: &str) -> Result<(), TextError> {
-    let mut n_tokens = 0;
-    for (token, span) in tokenize(source, false, syntax()?).map_while(Result::ok) {
-        match token {
-            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => n_tokens = 0,
-            _ => n_tokens += 1,
-        }
-        if n_tokens > MAX_TAG_TOKENS {
-            let problem = format!(
-                "an expression of more than {MAX_TAG_TOKENS} parts, which would take long to \
-                 compile"
-            );
-            return Err(TextError::Template { problem, line: Some(span.start_line as usize) });
-        }
-    }
-    Ok(())
 }
 
 /// Renders a chat.
@@ -129,7 +108,7 @@ pub(super) fn render(request: Request<'_>) -> Result<String, TextError> {
     let limits = request.limits();
     let now = request.options.now;
     let context = context(&request);
-    within(limits, request.source, move |source| {
+    within(limits, guarded(request.source)?, move |source| {
         let environment = environment(now, limits.fuel)?;
         let template = environment.template_from_str(source).map_err(explain)?;
         template.render(context).map_err(explain)
@@ -160,7 +139,7 @@ fn context(request: &Request<'_>) -> Value {
 /// stopped: one that lasts longer ends with the process.
 fn within<T: Send + 'static>(
     limits: Limits,
-    source: &str,
+    source: String,
     work: impl FnOnce(&str) -> Result<T, TextError> + Send + 'static,
 ) -> Result<T, TextError> {
     let values = usize::try_from(limits.fuel).unwrap_or(usize::MAX).saturating_mul(STACK_PER_FUEL);
@@ -168,7 +147,6 @@ fn within<T: Send + 'static>(
     let builder = thread::Builder::new().stack_size(STACK.saturating_add(nested));
     let failed = |problem: String| TextError::Template { problem, line: None };
     let (done, result) = mpsc::sync_channel(1);
-    let source = source.to_owned();
     let thread = builder
         .spawn(move || {
             // Whoever waited may have left.
@@ -218,10 +196,39 @@ fn environment(now: SystemTime, fuel: u64) -> Result<Environment<'static>, TextE
         state.consume_fuel(format.len() as u64)?;
         strftime(now, format)
     });
+    environment.add_function(STORED, stored);
+    environment.add_function(STORED_IN_NAMESPACE, |state: &State<'_, '_>, value: Value| {
+        // Only namespaces can be changed, so only they could come to hold themselves, and
+        // comparing or sorting what does has no end.
+        match holds_namespace(&value) {
+            true => {
+                let problem = "a namespace cannot hold a namespace";
+                Err(Error::new(ErrorKind::InvalidOperation, problem))
+            }
+            false => stored(state, value),
+        }
+    });
     environment.add_filter("tojson", to_json);
     // As in Python, none is not: templates ask before they count tools.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     Ok(environment)
+}
+
+/// A value that a template keeps. A list that is the sum of itself and itself, many times over,
+/// takes memory and time that no fuel pays for, so it may have as many elements as there is fuel.
+fn stored(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    let most = fuel_left(state);
+    let left = elements_within(&value, most).ok_or(Error::from(ErrorKind::OutOfFuel))?;
+    state.consume_fuel(((most - left) / ELEMENTS_OF_FUEL) as u64)?;
+    Ok(value)
+}
+
+/// Whether a value is a namespace or has one among its elements.
+fn holds_namespace(value: &Value) -> bool {
+    if value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
+        return true;
+    }
+    elements(value).into_iter().flatten().any(|element| holds_namespace(&element))
 }
 
 /// A method of Python's strings, lists or maps.
@@ -279,14 +286,18 @@ fn shown<'v>(state: &State<'_, '_>, value: &'v Value) -> Result<Cow<'v, str>, Er
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
     }
-    let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
-    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    let left = fuel_left(state);
     let mut text = Limited { text: String::new(), limit: left.saturating_mul(BYTES_OF_FUEL) };
     let fits = elements_within(value, left).is_some() && write!(text, "{value}").is_ok();
     match fits {
         true => Ok(Cow::Owned(text.text)),
         false => Err(Error::from(ErrorKind::OutOfFuel)),
     }
+}
+
+fn fuel_left(state: &State<'_, '_>) -> usize {
+    let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
+    usize::try_from(left).unwrap_or(usize::MAX)
 }
 
 /// What is left of `limit` after the elements of a value and of theirs; `None` if
@@ -296,13 +307,19 @@ fn elements_within(value: &Value, limit: usize) -> Option<usize> {
     // What cannot be counted can be read only once; it is made by taking elements one by one.
     let Some(n) = value.len().filter(|_| value.as_str().is_none()) else { return Some(limit) };
     let left = limit.checked_sub(n)?;
-    let Ok(elements) = value.try_iter() else { return Some(left) };
+    let elements = elements(value).into_iter().flatten();
+    elements.into_iter().try_fold(left, |left, element| elements_within(&element, left))
+}
+
+/// The elements of a list that can be read again, or the values of a map.
+fn elements(value: &Value) -> Option<impl Iterator<Item = Value> + '_> {
+    value.len().filter(|_| value.as_str().is_none())?;
     let is_map = value.kind() == ValueKind::Map;
-    elements
-        .map(|element| if is_map { value.get_item(&element).ok() } else { Some(element) })
-        .try_fold(left, |left, element| {
-            element.map_or(Some(left), |element| elements_within(&element, left))
-        })
+    let elements = value.try_iter().ok()?;
+    Some(elements.filter_map(move |element| match is_map {
+        true => value.get_item(&element).ok(),
+        false => Some(element),
+    }))
 }
 
 /// Text up to a length.
