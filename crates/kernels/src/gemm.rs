@@ -30,10 +30,11 @@ pub enum Factors {
 
 impl Factors {
     /// The fastest form on this tier. With AVX2 fixed point is faster: 16 terms per product, for
-    /// which a multiplication and an addition are issued, against 8 of a multiply-add.
+    /// which a multiplication and an addition are issued, against 8 of a multiply-add. With
+    /// AVX512-VNNI it is 32 terms per instruction, as of a product of bf16, against 16.
     pub fn fastest(isa: Isa) -> Factors {
         match isa.tier() {
-            Tier::Avx2 => Factors::Fixed,
+            Tier::Avx2 | Tier::Avx512Vnni => Factors::Fixed,
             Tier::Portable | Tier::Avx512 => Factors::F32,
         }
     }

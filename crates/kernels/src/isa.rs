@@ -16,11 +16,14 @@ pub enum Tier {
     Avx2,
     /// x86-64 with AVX-512F beside everything of [`Tier::Avx2`]: 16 lanes of f32.
     Avx512,
+    /// x86-64 with AVX512-VNNI beside everything of [`Tier::Avx512`]: products of 16-bit integers
+    /// are added up in one instruction.
+    Avx512Vnni,
 }
 
 impl Tier {
     /// All tiers, slowest first.
-    pub const ALL: [Tier; 3] = [Tier::Portable, Tier::Avx2, Tier::Avx512];
+    pub const ALL: [Tier; 4] = [Tier::Portable, Tier::Avx2, Tier::Avx512, Tier::Avx512Vnni];
 
     /// The name used on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -28,6 +31,7 @@ impl Tier {
             Tier::Portable => "portable",
             Tier::Avx2 => "avx2",
             Tier::Avx512 => "avx512",
+            Tier::Avx512Vnni => "avx512vnni",
         }
     }
 }
@@ -40,7 +44,7 @@ impl fmt::Display for Tier {
 
 /// A name that belongs to no [`Tier`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown instruction set `{name}`; use portable, avx2 or avx512")]
+#[error("unknown instruction set `{name}`; use portable, avx2, avx512 or avx512vnni")]
 pub struct UnknownTier {
     /// The name as given.
     pub name: String,
@@ -98,10 +102,12 @@ fn cpu_has(tier: Tier) -> bool {
     let avx2 = is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c");
+    let avx512 = avx2 && is_x86_feature_detected!("avx512f");
     match tier {
         Tier::Portable => true,
         Tier::Avx2 => avx2,
-        Tier::Avx512 => avx2 && is_x86_feature_detected!("avx512f"),
+        Tier::Avx512 => avx512,
+        Tier::Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Vector lanes: the only code that differs between instruction sets.
 //!
 //! [`Lanes`] names the operations on `N` f32 lanes that the kernels are written with;
-//! [`Portable`], `Avx2` and `Avx512` implement it. A kernel is a [`Kernel`] whose `run` is generic
+//! [`Portable`], `Avx2` and `Avx512` (with VNNI or without) implement it. A kernel is a [`Kernel`] whose `run` is generic
 //! over `Lanes`; [`dispatch`] matches the [`Isa`] once and enters `run` inside a function compiled
 //! with the tier's `target_feature`s.
 //!
@@ -88,10 +88,12 @@ pub(crate) trait Lanes: Copy {
     /// Writes the first `min(N, dst.len())` lanes to `dst`.
     #[inline(always)]
     fn store_first(self, v: Self::V, dst: &mut [f32]) {
+        if dst.len() >= Self::N {
+            return self.store(v, dst);
+        }
         let mut lanes = [0.0; MAX_LANES];
         self.store(v, &mut lanes);
-        let n = dst.len().min(Self::N);
-        dst[..n].copy_from_slice(&lanes[..n]);
+        dst.copy_from_slice(&lanes[..dst.len()]);
     }
 
     /// `a + b`.
@@ -142,6 +144,11 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_i32_ptr(self, src: *const i32) -> Self::I;
     /// Every lane as two signed 16-bit halves: `low(a) * low(b) + high(a) * high(b)`, wrapping.
     fn dot_i16(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `sum + dot_i16(a, b)`, wrapping.
+    #[inline(always)]
+    fn add_dot_i16(self, sum: Self::I, a: Self::I, b: Self::I) -> Self::I {
+        self.add_i32(sum, self.dot_i16(a, b))
+    }
 
     /// The bits of `v`.
     fn to_bits(self, v: Self::V) -> Self::I;
@@ -213,8 +220,11 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         // SAFETY: as above, with AVX-512F beside them.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx512 => unsafe { x86::enter_avx512(kernel) },
+        // SAFETY: as above, with AVX512-VNNI beside them.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512Vnni => unsafe { x86::enter_avx512_vnni(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Tier::Avx2 | Tier::Avx512 => unreachable!("isa::cpu_has grants x86 tiers on x86-64 only"),
+        _ => unreachable!("isa::cpu_has grants x86 tiers on x86-64 only"),
     }
 }
 

@@ -1,4 +1,6 @@
-//! Matrix-vector products over weights as they are stored: the whole of decode's linear algebra.
+//! Matrix-vector products over weights as they are stored: the linear algebra of decoding. Weights of
+//! a few types go without floats, see [`fixed`]; this is the product of all others, and of all in
+//! single precision.
 //!
 //! A weight is decoded in registers and used there for a tile of vectors, so the cost is that of
 //! reading and decoding the blocks. The arithmetic is that of f32 weights: output n is the dot

@@ -38,7 +38,7 @@ pub fn pair_products(isa: Isa, steps: usize) -> f64 {
             let x = lanes.splat_i32(black_box(0x0003_0005));
             let step = |sum| {
                 let sum = lanes.to_bits(sum);
-                lanes.of_bits(lanes.add_i32(sum, lanes.dot_i16(sum, x)))
+                lanes.of_bits(lanes.add_dot_i16(sum, sum, x))
             };
             let sums = chains(lanes, self.0, zero, step);
             black_box(lanes.reduce_add(sums));

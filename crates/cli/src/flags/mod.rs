@@ -104,14 +104,14 @@ pub struct CpuFlags {
     /// Threads [default: all the process may use]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<NonZeroUsize>,
-    /// Limit the instruction set: portable, avx2 or avx512 [default: the best there is]
+    /// Limit the instruction set: portable, avx2, avx512 or avx512vnni [default: the best there is]
     #[arg(long, value_name = "TIER")]
     pub isa: Option<Tier>,
     /// How long packed weights live: slab (4 MiB, packed again for every chunk) or layer
     ///
     /// Products take weights in a packed form. layer packs all of a layer once per prompt, which
     /// saves a few percent of the time with small chunks and takes about two bytes of memory per
-    /// weight of one layer (four without AVX2's fixed point). It changes no bit of the result.
+    /// weight of one layer (four without fixed point). It changes no bit of the result.
     #[arg(long, default_value = "slab", value_name = "slab|layer")]
     pub pack: Pack,
 }

@@ -1,8 +1,8 @@
 //! Lanes as pairs of 16-bit integers, *halves*: what products of integers are written with.
 //!
 //! A vector of halves has [`HALVES`] of them in element order, the even ones in the lower 16 bits
-//! of their lanes. Only tiers of eight lanes have them; the AVX-512 tier takes the AVX2 code, which
-//! its CPUs run as well.
+//! of their lanes. Only tiers of eight lanes have them; the AVX-512 tiers take the AVX2 code, which
+//! their CPUs run as well.
 
 use super::{Lanes, portable};
 use crate::isa::{Isa, Tier};
@@ -46,11 +46,13 @@ pub(crate) trait HalvesKernel {
 pub(crate) fn dispatch_halves<K: HalvesKernel>(isa: Isa, kernel: K) -> K::Output {
     match isa.tier() {
         Tier::Portable => portable::enter_halves(kernel),
-        // SAFETY: an `Isa` of either tier exists only if `isa::cpu_has` found AVX2, FMA and F16C.
+        // SAFETY: an `Isa` of these tiers exists only if `isa::cpu_has` found AVX2, FMA and F16C.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 | Tier::Avx512 => unsafe { super::x86::enter_avx2_halves(kernel) },
+        Tier::Avx2 | Tier::Avx512 | Tier::Avx512Vnni => unsafe {
+            super::x86::enter_avx2_halves(kernel)
+        },
         #[cfg(not(target_arch = "x86_64"))]
-        Tier::Avx2 | Tier::Avx512 => unreachable!("isa::cpu_has grants x86 tiers on x86-64 only"),
+        _ => unreachable!("isa::cpu_has grants x86 tiers on x86-64 only"),
     }
 }
 

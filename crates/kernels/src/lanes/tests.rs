@@ -378,5 +378,9 @@ lane_test!(products_of_halves_are_summed_exactly, lanes: L, {
             let sum = half(*a, false) * half(*b, false) + half(*a, true) * half(*b, true);
             assert_eq!(got.to_bits(), sum as i32 as u32, "{a:#x} {b:#x}");
         }
+        let added = lanes.add_dot_i16(va, va, vb);
+        let separate = lanes.add_i32(va, lanes.dot_i16(va, vb));
+        let bits = |sum| lanes_of(lanes, lanes.of_bits(sum)).into_iter().map(f32::to_bits);
+        assert!(bits(added).eq(bits(separate)));
     }
 });

@@ -40,7 +40,18 @@ pub(super) unsafe fn enter_avx2_halves<K: HalvesKernel>(kernel: K) -> K::Output 
 #[inline(never)]
 pub(super) unsafe fn enter_avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: this function's own contract.
-    kernel.run(unsafe { Avx512::new_unchecked() })
+    kernel.run(unsafe { Avx512::<false>::new_unchecked() })
+}
+
+/// Entry point of the AVX512-VNNI tier.
+///
+/// # Safety
+/// The CPU has AVX-512F, AVX512-VNNI, AVX2, FMA and F16C.
+#[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+#[inline(never)]
+pub(super) unsafe fn enter_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: this function's own contract.
+    kernel.run(unsafe { Avx512::<true>::new_unchecked() })
 }
 
 /// Evaluates an expression of intrinsics that work on registers only, as a method of lanes tokens.

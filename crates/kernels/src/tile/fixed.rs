@@ -77,8 +77,8 @@ unsafe fn block<L: Lanes, const M: usize>(
             let b = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
             for (m, acc) in acc.iter_mut().enumerate() {
                 let x = lanes.splat_i32(*a.add(m * lda + 1 + word));
-                acc[0] = lanes.add_i32(acc[0], lanes.dot_i16(x, b[0]));
-                acc[1] = lanes.add_i32(acc[1], lanes.dot_i16(x, b[1]));
+                acc[0] = lanes.add_dot_i16(acc[0], x, b[0]);
+                acc[1] = lanes.add_dot_i16(acc[1], x, b[1]);
             }
         }
     }

@@ -1,24 +1,25 @@
 //! Sixteen lanes in a 512-bit register: AVX-512F alone (no BW, DQ or VL instruction), beside AVX2
-//! for what works on halves.
+//! for what works on halves; with `VNNI` products of 16-bit integers as AVX512-VNNI adds them up.
 
 use std::arch::x86_64::*;
 
 use super::{Avx2, registers};
 use crate::lanes::Lanes;
 
-/// The lanes of `Tier::Avx512`; holding one proves that the CPU has AVX-512F, AVX2, FMA and F16C.
+/// The lanes of `Tier::Avx512` and, with `VNNI`, of `Tier::Avx512Vnni`; holding one proves that the
+/// CPU has AVX-512F, AVX2, FMA and F16C, and with `VNNI` AVX512-VNNI too.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VNNI: bool>(());
 
 const N: usize = 16;
 
-impl Avx512 {
+impl<const VNNI: bool> Avx512<VNNI> {
     /// The token.
     ///
     /// # Safety
-    /// The CPU has AVX-512F, AVX2, FMA and F16C.
+    /// The CPU has AVX-512F, AVX2, FMA and F16C, and AVX512-VNNI if `VNNI`.
     #[inline(always)]
-    pub(super) unsafe fn new_unchecked() -> Avx512 {
+    pub(super) unsafe fn new_unchecked() -> Self {
         Avx512(())
     }
 
@@ -39,7 +40,7 @@ impl Avx512 {
     }
 }
 
-impl Lanes for Avx512 {
+impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type V = __m512;
     type I = __m512i;
     type M = __mmask16;
@@ -193,6 +194,14 @@ impl Lanes for Avx512 {
             let low = _mm512_castsi256_si512(_mm256_madd_epi16(a0, b0));
             _mm512_inserti64x4::<1>(low, _mm256_madd_epi16(a1, b1))
         })
+    }
+
+    #[inline(always)]
+    fn add_dot_i16(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        match VNNI {
+            true => registers!(_mm512_dpwssd_epi32(sum, a, b)),
+            false => self.add_i32(sum, self.dot_i16(a, b)),
+        }
     }
 
     #[inline(always)]
