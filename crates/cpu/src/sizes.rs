@@ -8,7 +8,7 @@ use tidekv::Element;
 use tidekv::backend::Sizes;
 use tidekv::memory::layout::{buffer, product};
 use tidekv::model::Shape;
-use tidekv_kernels::attention::{attend_one_scratch_len, attend_scratch_len};
+use tidekv_kernels::attention::{attend_one_scratch_len, attend_scratch_len, tile_positions};
 use tidekv_kernels::gemm::Factors;
 use tidekv_kernels::kv::{KEY_BLOCK, KvLayout};
 use tidekv_kernels::matvec::fixed::fixed_len;
@@ -82,7 +82,7 @@ impl CpuSizes {
     pub(crate) fn per_thread(&self, shape: &Shape, window: usize) -> usize {
         let layout = kv_layout(shape, Element::F32);
         let group = shape.group();
-        let attention = attend_scratch_len(self.isa, layout, query_rows(group), group);
+        let attention = attend_scratch_len(self.isa, layout, tile_positions(group), group);
         let scoring = score_scratch_len(layout, window) + group * KEY_BLOCK;
         attention.max(if window > 0 { scoring } else { 0 })
     }
@@ -96,13 +96,6 @@ impl CpuSizes {
 /// Floats of the widest vector of decode's products in fixed point.
 pub(crate) fn widest_in_fixed_point(shape: &Shape) -> usize {
     fixed_len(shape.d_model.max(shape.q_cols()).max(shape.d_ff))
-}
-
-/// Query rows of one attention task: with the heads of a group stacked, enough
-/// rows that expanding a key block costs little beside using it.
-pub(crate) fn query_rows(group: usize) -> usize {
-    const STACKED: usize = 112;
-    (STACKED / group).max(1)
 }
 
 /// Active K/V of one KV head.

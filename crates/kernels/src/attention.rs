@@ -36,7 +36,7 @@ use crate::kv::KvLayout;
 use crate::lanes::{Kernel, Lanes, dispatch};
 
 use decode::Decode;
-use prefill::{Prefill, ScratchLen};
+use prefill::{Prefill, ScratchLen, TILE_ROWS};
 
 /// Query rows of one KV head's group against that head's active K/V.
 ///
@@ -104,6 +104,12 @@ pub fn attend(isa: Isa, attend: &Attend, q: &mut [f32], scratch: &mut [f32]) {
     );
     let scratch = &mut scratch[..attend_scratch_len(isa, attend.layout, attend.rows, attend.group)];
     dispatch(isa, Prefill { attend, q, scratch });
+}
+
+/// Positions whose rows, of G heads each, [`attend`] takes through the key blocks together: in calls
+/// of as many rows or a multiple of it every expanded block is used most.
+pub fn tile_positions(group: usize) -> usize {
+    (TILE_ROWS / group).max(1)
 }
 
 /// Floats of scratch that [`attend`] needs: the expanded K and V block and one tile of stacked

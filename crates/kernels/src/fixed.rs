@@ -2,7 +2,7 @@
 //! integers faster than floats.
 //!
 //! A run of up to [`BLOCK`] consecutive numbers along K is held as integers times one f32 scale,
-//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| / Q`; Q is 8191 for activations and
+//! `x[i] = scale * q[i]` with `|q| <= Q` and `scale = max |x| (1 / Q)`; Q is 8191 for activations and
 //! 4095 for weights. A block's products then add up exactly in 32 bits
 //! (`64 * 8191 * 4095 < 2^31`), and a chain of K has one f32 multiply-add per block. An element is
 //! off by at most half a step, `max |x| / (2 Q)`: against bf16, which is off by up to `|x| / 512`,
@@ -171,7 +171,7 @@ impl<L: Lanes> Largest<L> {
 pub(crate) fn scale_of<L: Lanes>(lanes: L, magnitude: L::V, q: f32) -> Scale<L> {
     let zero = lanes.splat(0.0);
     let is_zero = lanes.lt(magnitude, lanes.splat(ZERO_BELOW));
-    let scale = lanes.select(is_zero, zero, lanes.div(magnitude, lanes.splat(q)));
+    let scale = lanes.select(is_zero, zero, lanes.mul(magnitude, lanes.splat(1.0 / q)));
     let inverse = lanes.select(is_zero, zero, lanes.div(lanes.splat(q), magnitude));
     Scale { scale: lanes.add(scale, lanes.mul(magnitude, zero)), inverse }
 }

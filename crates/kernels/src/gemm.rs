@@ -16,7 +16,7 @@ use crate::isa::{Isa, Tier};
 use crate::lanes::{Kernel, Lanes, MAX_LANES, dispatch};
 use crate::quant::{self, MAX_BLOCK_LEN, WeightView};
 use crate::tile::fixed::FixedProduct;
-use crate::tile::{self, Product, ROW_VECTORS, Rows};
+use crate::tile::{self, Chains, Product, ROW_VECTORS};
 
 /// The form in which activations and weights are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,19 +53,19 @@ impl Factors {
     /// [`tile::multiply`] of a product in this form; in fixed point the slices hold words, and the
     /// rows of B follow each other.
     #[inline(always)]
-    pub(crate) fn multiply<L: Lanes, R: Rows<L>>(
+    pub(crate) fn multiply<L: Lanes>(
         self,
         lanes: L,
         product: Product<'_>,
         rows: usize,
-        sink: &mut R,
+        chains: Chains<'_>,
     ) {
         match self {
-            Factors::F32 => tile::multiply(lanes, product, rows, sink),
+            Factors::F32 => tile::multiply(lanes, product, rows, chains),
             Factors::Fixed => {
                 let Product { a, lda, b, ldb: _, k } = product;
                 let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
-                tile::multiply(lanes, FixedProduct { a, lda, b, k }, rows, sink);
+                tile::multiply(lanes, FixedProduct { a, lda, b, k }, rows, chains);
             }
         }
     }
@@ -239,7 +239,7 @@ const K_BLOCK: usize = 1024;
 const ROW_TILES: usize = 8;
 /// Panels that the rows of a block pass over before the next terms are added.
 const PANELS: usize = 8;
-/// Unfinished sums of a block on any tier.
+/// Chains of a block on any tier.
 const MAX_PARTIAL: usize = ROW_TILES * 14 * PANELS * ROW_VECTORS * MAX_LANES;
 
 struct Multiply<'a> {
@@ -252,8 +252,8 @@ impl Kernel for Multiply<'_> {
     type Output = ();
 
     /// Loops, outermost first: groups of panels, row blocks, K blocks, the panels of a group, and
-    /// (in `tile::multiply`) the row tiles of a block. Between its K blocks a chain waits in
-    /// `partial` as the f32 that it is in the register, which changes no bit of it.
+    /// (in `tile::multiply`) the row tiles of a block. Chains lie in `partial`, until the end of K as
+    /// the f32 that they are in registers, which changes no bit of them.
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Multiply { gemm, c, ldc } = self;
@@ -273,18 +273,19 @@ impl Kernel for Multiply<'_> {
                         let b = &panels[j / width * panel_len..][..panel_len];
                         let b = &b[factors.floats(k0) * width..];
                         let a = &a[row * lda + factors.floats(k0)..];
-                        let mut output = Output {
-                            partial: &mut partial[(j - group) * block_rows..],
-                            first: k0 == 0,
-                            last: k1 == k,
-                            c: &mut c[row * ldc + n0 + j..],
-                            ldc,
-                            cols: width.min(cols - j),
-                            epilogue: epilogue.starting_at(n0 + j),
-                        };
+                        let sums = &mut partial[(j - group) * block_rows..][..rows * width];
                         let k = k1 - k0;
                         let product = Product { a, lda, b, ldb: width, k };
-                        factors.multiply(lanes, product, rows, &mut output);
+                        let chains = Chains { out: sums, stride: width, continued: k0 > 0 };
+                        factors.multiply(lanes, product, rows, chains);
+                        if k1 == gemm.k {
+                            let epilogue = epilogue.starting_at(n0 + j);
+                            let end = n0 + cols.min(j + width);
+                            let rows = c[row * ldc..].chunks_mut(ldc);
+                            for (sums, c) in sums.chunks_exact(width).zip(rows) {
+                                epilogue.finish(lanes, sums, &mut c[n0 + j..end]);
+                            }
+                        }
                     }
                 }
             }
@@ -301,74 +302,25 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// Applies it to one vector of products, `lane0` columns into the panel, and the vector of C at
-    /// `c`. Lanes beyond the last column get a bias of zero and are not kept.
+    /// Applies it to a panel's products of one row, `[NR]`, and those columns of C that exist.
     #[inline(always)]
-    fn apply<L: Lanes>(self, lanes: L, acc: L::V, lane0: usize, c: &mut [f32]) {
-        let value = match self {
-            Epilogue::Store => acc,
-            Epilogue::Bias(bias) => {
-                lanes.add(acc, lanes.load_first(bias.get(lane0..).unwrap_or_default()))
-            }
-            Epilogue::Add => lanes.add(lanes.load(c), acc),
-            Epilogue::AddScaled(factor) => lanes.fma(lanes.splat(factor), acc, lanes.load(c)),
-            Epilogue::Silu => silu(lanes, acc),
-            Epilogue::GeluTanh => gelu_tanh(lanes, acc),
-            Epilogue::Mul => lanes.mul(lanes.load(c), acc),
-        };
-        lanes.store(value, c);
-    }
-}
-
-/// One panel's columns of a row block: of the unfinished sums and of C.
-struct Output<'a> {
-    /// `[rows][NR]`.
-    partial: &'a mut [f32],
-    /// Whether the chains begin here.
-    first: bool,
-    /// Whether they end here.
-    last: bool,
-    /// From the first row's first column on.
-    c: &'a mut [f32],
-    ldc: usize,
-    /// Columns that exist; the panel is zero beyond them.
-    cols: usize,
-    /// Its columns count from this panel's first one.
-    epilogue: Epilogue<'a>,
-}
-
-impl<L: Lanes> Rows<L> for Output<'_> {
-    #[inline(always)]
-    fn start(&self, lanes: L, row: usize) -> [L::V; ROW_VECTORS] {
-        if self.first {
-            return [lanes.splat(0.0); ROW_VECTORS];
+    fn finish<L: Lanes>(self, lanes: L, products: &[f32], c: &mut [f32]) {
+        let vectors = products.chunks_exact(L::N).zip(c.chunks_mut(L::N));
+        for (v, (products, c)) in vectors.enumerate() {
+            let product = lanes.load(products);
+            let value = match self {
+                Epilogue::Store => product,
+                Epilogue::Bias(bias) => lanes.add(product, lanes.load_first(&bias[v * L::N..])),
+                Epilogue::Add => lanes.add(lanes.load_first(c), product),
+                Epilogue::AddScaled(factor) => {
+                    lanes.fma(lanes.splat(factor), product, lanes.load_first(c))
+                }
+                Epilogue::Silu => silu(lanes, product),
+                Epilogue::GeluTanh => gelu_tanh(lanes, product),
+                Epilogue::Mul => lanes.mul(lanes.load_first(c), product),
+            };
+            lanes.store_first(value, c);
         }
-        let sums = &self.partial[row * tile::width::<L>()..];
-        [lanes.load(sums), lanes.load(&sums[L::N..])]
-    }
-
-    #[inline(always)]
-    fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]) {
-        let width = tile::width::<L>();
-        if !self.last {
-            let sums = &mut self.partial[row * width..][..width];
-            lanes.store(acc[0], sums);
-            lanes.store(acc[1], &mut sums[L::N..]);
-            return;
-        }
-        let c = &mut self.c[row * self.ldc..][..self.cols];
-        if c.len() == width {
-            for (v, acc) in acc.into_iter().enumerate() {
-                self.epilogue.apply(lanes, acc, v * L::N, &mut c[v * L::N..]);
-            }
-            return;
-        }
-        let mut whole = [0.0; ROW_VECTORS * MAX_LANES];
-        whole[..c.len()].copy_from_slice(c);
-        for (v, acc) in acc.into_iter().enumerate() {
-            self.epilogue.apply(lanes, acc, v * L::N, &mut whole[v * L::N..]);
-        }
-        c.copy_from_slice(&whole[..c.len()]);
     }
 }
 

@@ -4,9 +4,9 @@
 //! multiply-adds in one register. A row's chain is the same in a full tile, in a tail of fewer
 //! rows and alone, so its bits do not depend on its neighbours; K is never split.
 //!
-//! GEMM, attention (`Q K^T` and `P V`) and scoring differ in where the chains start and in what
-//! happens to their results: the [`Rows`] they pass. In which form the factors are, and so what the
-//! terms of a chain are, is an [`Operands`]: f32 here, fixed point in [`fixed`].
+//! GEMM, attention (`Q K^T` and `P V`) and scoring differ in where their [`Chains`] lie. In which
+//! form the factors are, and so what the terms of a chain are, is an [`Operands`]: f32 here, fixed
+//! point in [`fixed`].
 
 pub(crate) mod fixed;
 
@@ -20,18 +20,24 @@ pub(crate) const fn width<L: Lanes>() -> usize {
     ROW_VECTORS * L::N
 }
 
-/// Where the accumulators of a row come from and go to. Row numbers count from the first row of
-/// [`Product::a`].
-pub(crate) trait Rows<L: Lanes> {
-    /// The values that the chains of `row` start from.
-    ///
-    /// Implementations are `#[inline(always)]`.
-    fn start(&self, lanes: L, row: usize) -> [L::V; ROW_VECTORS];
+/// Where the chains of a product lie: row r is the [`width`] floats from `r * stride` on.
+pub(crate) struct Chains<'a> {
+    /// From the first row's first column on.
+    pub(crate) out: &'a mut [f32],
+    /// Floats from one row to the next.
+    pub(crate) stride: usize,
+    /// Whether the chains go on from what is there, or start from zero.
+    pub(crate) continued: bool,
+}
 
-    /// Takes the finished chains of `row`.
-    ///
-    /// Implementations are `#[inline(always)]`.
-    fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]);
+impl Chains<'_> {
+    /// Panics unless there are `rows` rows.
+    #[inline(always)]
+    fn assert_rows<L: Lanes>(&self, rows: usize) {
+        let Chains { out, stride, .. } = self;
+        let enough = rows == 0 || out.len() >= (rows - 1) * stride + width::<L>();
+        assert!(enough, "chains [{rows}, width] with stride {stride}");
+    }
 }
 
 /// The factors of a product, in one of their forms.
@@ -41,17 +47,21 @@ pub(crate) trait Operands<L: Lanes>: Copy {
     /// Implementations are `#[inline(always)]`.
     fn assert_rows(&self, rows: usize);
 
-    /// Extends the chains of rows `row..row + M`.
+    /// Extends the chains of rows `row..row + M`, which lie from `out` on, `stride` floats from row
+    /// to row.
     ///
     /// Implementations are `#[inline(always)]`.
     ///
     /// # Safety
-    /// [`Operands::assert_rows`] has returned for `row + M` rows or more.
+    /// [`Operands::assert_rows`] has returned for `row + M` rows or more, and [`width`] floats of M
+    /// rows can be read and written.
     unsafe fn extend<const M: usize>(
         &self,
         lanes: L,
         row: usize,
-        chains: &mut [[L::V; ROW_VECTORS]; M],
+        out: *mut f32,
+        stride: usize,
+        continued: bool,
     );
 }
 
@@ -88,10 +98,20 @@ impl<L: Lanes> Operands<L> for Product<'_> {
         &self,
         lanes: L,
         row: usize,
-        chains: &mut [[L::V; ROW_VECTORS]; M],
+        out: *mut f32,
+        stride: usize,
+        continued: bool,
     ) {
         let &Product { a, lda, b, ldb, k } = self;
-        let mut acc = *chains;
+        let mut chains = [[lanes.splat(0.0); ROW_VECTORS]; M];
+        if continued {
+            for (m, chains) in chains.iter_mut().enumerate() {
+                for (v, chain) in chains.iter_mut().enumerate() {
+                    // SAFETY: a vector of row `m < M`, by the caller's contract.
+                    *chain = unsafe { lanes.load_ptr(out.add(m * stride + v * L::N)) };
+                }
+            }
+        }
         let a = a.as_ptr().wrapping_add(row * lda);
         let b = b.as_ptr();
         for i in 0..k {
@@ -100,84 +120,57 @@ impl<L: Lanes> Operands<L> for Product<'_> {
             unsafe {
                 let b = b.add(i * ldb);
                 let b = [lanes.load_ptr(b), lanes.load_ptr(b.add(L::N))];
-                for (m, acc) in acc.iter_mut().enumerate() {
+                for (m, chains) in chains.iter_mut().enumerate() {
                     let x = lanes.splat(*a.add(m * lda + i));
-                    acc[0] = lanes.fma(x, b[0], acc[0]);
-                    acc[1] = lanes.fma(x, b[1], acc[1]);
+                    chains[0] = lanes.fma(x, b[0], chains[0]);
+                    chains[1] = lanes.fma(x, b[1], chains[1]);
                 }
             }
         }
-        *chains = acc;
+        for (m, chains) in chains.iter().enumerate() {
+            for (v, chain) in chains.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { lanes.store_ptr(*chain, out.add(m * stride + v * L::N)) };
+            }
+        }
     }
 }
 
-/// Computes `rows` rows of `product`, in tiles of [`Lanes::ROW_TILE`] and one tail.
+/// Computes `rows` rows of `product`, in tiles of [`Lanes::ROW_TILE`] and a few smaller ones behind
+/// them.
 ///
 /// # Panics
-/// If A or B is shorter than `rows` and `k` need.
+/// If A, B or the chains are shorter than `rows` and `k` need.
 #[inline(always)]
-pub(crate) fn multiply<L: Lanes, O: Operands<L>, R: Rows<L>>(
+pub(crate) fn multiply<L: Lanes, O: Operands<L>>(
     lanes: L,
     product: O,
     rows: usize,
-    sink: &mut R,
+    chains: Chains<'_>,
 ) {
     product.assert_rows(rows);
-    let mut row = 0;
-    while row < rows {
-        let count = L::ROW_TILE.min(rows - row);
-        // SAFETY: asserted above for all rows.
-        unsafe { tile_of(lanes, &product, row, count, sink) };
-        row += count;
-    }
-}
-
-/// Calls [`tile`] with `count`, at most [`Lanes::ROW_TILE`], as a constant.
-///
-/// # Safety
-/// As for [`Operands::extend`].
-#[inline(always)]
-unsafe fn tile_of<L: Lanes, O: Operands<L>, R: Rows<L>>(
-    lanes: L,
-    product: &O,
-    row: usize,
-    count: usize,
-    sink: &mut R,
-) {
-    macro_rules! choose {
-        ($($n:literal)*) => {
-            match count {
-                // The guard is a constant: arms beyond the tier's tile do not exist in its code.
-                $($n if $n <= L::ROW_TILE => {
-                    // SAFETY: the caller's contract.
-                    unsafe { tile::<L, O, R, $n>(lanes, product, row, sink) }
+    chains.assert_rows::<L>(rows);
+    let Chains { out, stride, continued } = chains;
+    let out = out.as_mut_ptr();
+    macro_rules! largest_tile {
+        ($row:ident: $($n:literal)*) => {
+            match rows - $row {
+                // The first part is a constant: arms beyond the tier's tile do not exist in its code.
+                $(left if $n <= L::ROW_TILE && $n <= left => {
+                    // SAFETY: both assertions above, for all rows.
+                    unsafe {
+                        let out = out.add($row * stride);
+                        product.extend::<$n>(lanes, $row, out, stride, continued);
+                    }
+                    $n
                 })*
-                _ => unreachable!("a tile of {count} rows"),
+                left => unreachable!("a tile of {left} rows"),
             }
         };
     }
-    choose!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
-}
-
-/// Rows `row..row + M` of `product`.
-///
-/// # Safety
-/// As for [`Operands::extend`].
-#[inline(always)]
-unsafe fn tile<L: Lanes, O: Operands<L>, R: Rows<L>, const M: usize>(
-    lanes: L,
-    product: &O,
-    row: usize,
-    sink: &mut R,
-) {
-    let mut chains = [[lanes.splat(0.0); ROW_VECTORS]; M];
-    for (m, chains) in chains.iter_mut().enumerate() {
-        *chains = sink.start(lanes, row + m);
-    }
-    // SAFETY: the caller's contract.
-    unsafe { product.extend(lanes, row, &mut chains) };
-    for (m, chains) in chains.iter().enumerate() {
-        sink.finish(lanes, row + m, *chains);
+    let mut row = 0;
+    while row < rows {
+        row += largest_tile!(row: 14 8 6 4 2 1);
     }
 }
 

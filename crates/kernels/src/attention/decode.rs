@@ -6,13 +6,13 @@
 
 use super::AttendOne;
 use super::logits::{Logits, Stack, pack_query};
-use super::output::{Extend, normalise, rescale};
+use super::output::{normalise, rescale};
 use super::softmax::Running;
 use crate::gemm::Factors;
 use crate::kv::expand::{expand_rows, transpose_rows};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes, MAX_LANES};
-use crate::tile::{self, Product, ROW_VECTORS};
+use crate::tile::{self, Chains, Product, ROW_VECTORS};
 
 /// Widest micro-kernel panel of any tier: scratch is sized for it, so that its length does not
 /// depend on the tier.
@@ -145,8 +145,9 @@ impl<'a> Heads<'a> {
                 ldb: self.width,
                 k: keys,
             };
-            let mut sink = Extend { out: &mut self.out[column..], stride: self.width };
-            tile::multiply(lanes, product, group, &mut sink);
+            let out = &mut self.out[column..];
+            let chains = Chains { out, stride: self.width, continued: true };
+            tile::multiply(lanes, product, group, chains);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::exp::soft_cap;
 use crate::gemm::Factors;
 use crate::kv::KEY_BLOCK;
 use crate::lanes::Lanes;
-use crate::tile::{self, Product, ROW_VECTORS, Rows};
+use crate::tile::{self, Chains, Product};
 
 /// Query rows stacked as `[position][head]`: `group` heads at each absolute position from
 /// `first_pos`. A row sees its own position and what is before it, as far back as the window.
@@ -101,10 +101,10 @@ impl Logits<'_> {
             }
             let a = &self.q[first * d..];
             let b = &self.k_panels[panel * self.factors.floats(d) * width..];
-            let mut sink =
-                Store { out: &mut out[(first - rows.start) * KEY_BLOCK + panel * width..] };
+            let out = &mut out[(first - rows.start) * KEY_BLOCK + panel * width..];
+            let chains = Chains { out, stride: KEY_BLOCK, continued: false };
             let product = Product { a, lda: d, b, ldb: width, k: d };
-            self.factors.multiply(lanes, product, end - first, &mut sink);
+            self.factors.multiply(lanes, product, end - first, chains);
         }
         if let Some(cap) = self.softcap {
             self.cap(lanes, cap, rows, keys, out);
@@ -129,25 +129,6 @@ impl Logits<'_> {
                 lanes.store(soft_cap(lanes, cap, lanes.load(vector)), vector);
             }
         }
-    }
-}
-
-/// Chains from zero into rows of `KEY_BLOCK` floats.
-struct Store<'a> {
-    out: &'a mut [f32],
-}
-
-impl<L: Lanes> Rows<L> for Store<'_> {
-    #[inline(always)]
-    fn start(&self, lanes: L, _: usize) -> [L::V; ROW_VECTORS] {
-        [lanes.splat(0.0); ROW_VECTORS]
-    }
-
-    #[inline(always)]
-    fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]) {
-        let out = &mut self.out[row * KEY_BLOCK..][..tile::width::<L>()];
-        lanes.store(acc[0], out);
-        lanes.store(acc[1], &mut out[L::N..]);
     }
 }
 

@@ -4,34 +4,33 @@ use std::ops::Range;
 
 use super::Attend;
 use super::logits::{Logits, Stack, pack_query};
-use super::output::{Extend, normalise, rescale};
-use super::softmax::Running;
+use super::output::{normalise, rescale};
+use super::softmax::{Running, see, weigh};
+use crate::exp::exp_nonpositive;
 use crate::fixed::{self, BLOCK, MAX_VECTORS, fix_row, fix_row_block};
 use crate::gemm::Factors;
 use crate::kv::expand::{self, expand_k, expand_v, k_panels_len, v_panels_len};
 use crate::kv::{KEY_BLOCK, KvLayout};
 use crate::lanes::{Kernel, Lanes};
-use crate::tile::{self, Product};
+use crate::tile::{self, Chains, Product};
 
-/// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it, few
-/// enough that the tile's queries and outputs and the expanded block stay in a 512 KiB L2 cache at
-/// D = 64.
-const TILE_ROWS: usize = 224;
+/// Stacked rows of a tile: enough that expanding a block is a few per cent of the work on it. Queries
+/// and outputs are passed over once per block and need not stay in the L2 cache.
+pub(super) const TILE_ROWS: usize = 672;
 
 /// Rows of a strip, a part of the tile: several micro-tiles whose weights stay in the L1 cache from
 /// their logits to their product with V, while panels of K and V pass by.
 const fn strip_rows<L: Lanes>() -> usize {
-    24usize.next_multiple_of(L::ROW_TILE)
+    let rows = 24usize.next_multiple_of(L::ROW_TILE);
+    assert!(rows.next_multiple_of(L::N) <= MAX_STRIP);
+    rows
 }
+
+/// Rows of a strip on any tier, in whole vectors.
+const MAX_STRIP: usize = 32;
 
 /// Scratch parts begin at multiples of a cache line's floats.
 const LINE: usize = 16;
-
-/// Positions of a tile: `TILE_ROWS` stacked rows if the group is smaller than that, else one
-/// position.
-fn tile_positions(group: usize) -> usize {
-    (TILE_ROWS / group).max(1)
-}
 
 /// Length of [`super::attend_scratch_len`].
 pub(super) struct ScratchLen {
@@ -45,7 +44,9 @@ impl Kernel for ScratchLen {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> usize {
-        parts::<L>(self.layout, self.rows.min(tile_positions(self.group)) * self.group).iter().sum()
+        parts::<L>(self.layout, self.rows.min(super::tile_positions(self.group)) * self.group)
+            .iter()
+            .sum()
     }
 }
 
@@ -81,7 +82,7 @@ impl Kernel for Prefill<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Prefill { attend, q, scratch } = self;
-        let step = tile_positions(attend.group);
+        let step = super::tile_positions(attend.group);
         let mut first = 0;
         while first < attend.rows {
             let positions = step.min(attend.rows - first);
@@ -230,15 +231,31 @@ impl<'a> Tile<'a> {
         // Both ends of what a row sees ascend with the rows.
         let (first, last) = (stack.visible(rows.start, base), stack.visible(rows.end - 1, base));
         logits.write(lanes, rows.clone(), first.start..last.end, self.weights);
-        for (row, weights) in rows.clone().zip(self.weights.chunks_exact_mut(KEY_BLOCK)) {
-            let mut running = Running { max: self.max[row], sum: self.sum[row] };
-            let alpha = running.fold(lanes, weights, stack.visible(row, base));
-            (self.max[row], self.sum[row]) = (running.max, running.sum);
-            rescale(lanes, alpha, &mut self.out[row * self.out_width..][..self.out_width]);
+        // What the sums so far are worth: the factors of all rows at once, not each with the latency
+        // of an exponential.
+        let mut alphas = [0.0; MAX_STRIP];
+        for (i, row) in rows.clone().enumerate() {
+            let weights = &mut self.weights[i * KEY_BLOCK..][..KEY_BLOCK];
+            let before = self.max[row];
+            self.max[row] = see(lanes, weights, &stack.visible(row, base)).max(before);
+            alphas[i] = before - self.max[row];
+        }
+        for alphas in alphas[..rows.len().next_multiple_of(L::N)].chunks_exact_mut(L::N) {
+            lanes.store(exp_nonpositive(lanes, lanes.load(alphas)), alphas);
+        }
+        for (i, row) in rows.clone().enumerate() {
+            let weights = &mut self.weights[i * KEY_BLOCK..][..KEY_BLOCK];
+            let visible = stack.visible(row, base);
+            let sum = weigh(lanes, weights, &visible, self.max[row]);
+            self.sum[row] = self.sum[row] * alphas[i] + sum;
+            // Most blocks have no new maximum.
+            if alphas[i] != 1.0 {
+                let out = &mut self.out[row * self.out_width..][..self.out_width];
+                rescale(lanes, alphas[i], out);
+            }
             if self.factors == Factors::Fixed {
-                let visible = stack.visible(row, base);
                 let words = fixed::row_len(KEY_BLOCK);
-                let to = &mut self.fixed_weights[(row - rows.start) * words..][..words];
+                let to = &mut self.fixed_weights[i * words..][..words];
                 fix_weights(lanes, weights, self.v_scales, visible, to);
             }
         }
@@ -299,11 +316,12 @@ impl<'a> Tile<'a> {
             ldb: width,
             k: keys.len(),
         };
-        let mut sink = Extend {
+        let chains = Chains {
             out: &mut self.out[rows.start * self.out_width + panel * width..],
             stride: self.out_width,
+            continued: true,
         };
-        tile::multiply(lanes, product, rows.len(), &mut sink);
+        tile::multiply(lanes, product, rows.len(), chains);
     }
 
     /// `O += P V` for a strip in fixed point, over the blocks of keys that have one of `keys`. What
@@ -322,11 +340,12 @@ impl<'a> Tile<'a> {
                 ldb: width,
                 k: end - start,
             };
-            let mut sink = Extend {
+            let chains = Chains {
                 out: &mut self.out[rows.start * self.out_width + panel * width..],
                 stride: self.out_width,
+                continued: true,
             };
-            Factors::Fixed.multiply(lanes, product, rows.len(), &mut sink);
+            Factors::Fixed.multiply(lanes, product, rows.len(), chains);
         }
     }
 

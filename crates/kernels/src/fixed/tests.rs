@@ -7,7 +7,7 @@ pub(crate) fn fixed_row(row: &[f32], q: f32) -> Vec<f32> {
     for block in row.chunks(BLOCK) {
         let largest = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let (scale, inverse) =
-            if largest < ZERO_BELOW { (0.0, 0.0) } else { (largest / q, q / largest) };
+            if largest < ZERO_BELOW { (0.0, 0.0) } else { (largest * (1.0 / q), q / largest) };
         let half = block.len().div_ceil(2);
         let integer =
             |x: Option<&f32>| x.map_or(0, |x| (x * inverse).round_ties_even() as i32 as i16 as u16);
@@ -53,7 +53,7 @@ fn the_last_row_may_end_where_its_elements_do() {
     for isa in Isa::available() {
         let mut data = vec![1.0; 70 + 66];
         fix_rows(isa, &mut data, 70, 66);
-        assert_eq!(data[70], 1.0 / 8191.0, "{}", isa.name());
+        assert_eq!(data[70], 1.0f32 / 8191.0, "{}", isa.name());
         let short = std::panic::catch_unwind(|| fix_rows(isa, &mut [1.0; 70 + 65], 70, 66));
         assert!(
             short.is_err()

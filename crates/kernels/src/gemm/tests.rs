@@ -97,7 +97,10 @@ impl Case {
 /// A block as integers up to `q`, and what they are worth.
 fn fix(block: &[f32], q: f32) -> (Vec<i32>, f32) {
     let largest = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    (block.iter().map(|x| (x * (q / largest)).round_ties_even() as i32).collect(), largest / q)
+    (
+        block.iter().map(|x| (x * (q / largest)).round_ties_even() as i32).collect(),
+        largest * (1.0 / q),
+    )
 }
 
 #[test]

@@ -7,6 +7,7 @@
 use crate::fixed::{BLOCK, row_len, words};
 use crate::lanes::Lanes;
 use crate::tile::{Operands, ROW_VECTORS, width};
+use std::hint::black_box;
 
 /// The operands, as the words that `fixed` describes.
 #[derive(Clone, Copy)]
@@ -37,18 +38,42 @@ impl<L: Lanes> Operands<L> for FixedProduct<'_> {
         &self,
         lanes: L,
         row: usize,
-        chains: &mut [[L::V; ROW_VECTORS]; M],
+        out: *mut f32,
+        stride: usize,
+        continued: bool,
     ) {
         let &FixedProduct { a, lda, b, k } = self;
         let mut a = a.as_ptr().wrapping_add(row * lda);
         let mut b = b.as_ptr();
+        let zero = lanes.splat(0.0);
+        if k == 0 && !continued {
+            for (m, v) in (0..M).flat_map(|m| (0..ROW_VECTORS).map(move |v| (m, v))) {
+                // SAFETY: a vector of row `m < M`, by the caller's contract.
+                unsafe { lanes.store_ptr(zero, out.add(m * stride + v * L::N)) };
+            }
+        }
         for first in (0..k).step_by(BLOCK) {
             let words = words(BLOCK.min(k - first));
             // SAFETY: blocks of `1 + words` words (rows of B: of `width` words each) follow one
             // another from the first to the last of the row's `row_len(k)`, which lie in both
             // slices by the caller's contract.
+            let sums = unsafe { sums::<L, M>(lanes, (a, lda), b, words) };
+            // The chains stay in memory, since the sums of a block fill the register file: a
+            // compiler that tries to keep both there moves each several times.
+            let out = black_box(out);
+            // SAFETY: scales are the first word of a block in A and its first row in B, see above;
+            // the chains are vectors of row `m < M`, by the caller's contract.
             unsafe {
-                block::<L, M>(lanes, (a, lda), b, words, chains);
+                let of_columns = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
+                for (m, sums) in sums.iter().enumerate() {
+                    let of_row = lanes.of_bits(lanes.splat_i32(*a.add(m * lda)));
+                    for (v, sum) in sums.iter().enumerate() {
+                        let out = out.add(m * stride + v * L::N);
+                        let chain = if continued || first > 0 { lanes.load_ptr(out) } else { zero };
+                        let scale = lanes.mul(of_row, lanes.of_bits(of_columns[v]));
+                        lanes.store_ptr(lanes.fma(lanes.to_f32(*sum), scale, chain), out);
+                    }
+                }
                 a = a.add(1 + words);
                 b = b.add((1 + words) * width::<L>());
             }
@@ -56,42 +81,35 @@ impl<L: Lanes> Operands<L> for FixedProduct<'_> {
     }
 }
 
-/// Adds the products of one block to the sums of M rows.
+/// The integer sums of one block of `words` words, at least one, for M rows.
 ///
 /// # Safety
 /// `1 + words` words can be read from `a` on in each of M rows `lda` words apart, and as many rows
 /// of [`width`] words from `b` on.
 #[inline(always)]
-unsafe fn block<L: Lanes, const M: usize>(
+unsafe fn sums<L: Lanes, const M: usize>(
     lanes: L,
     (a, lda): (*const i32, usize),
     b: *const i32,
     words: usize,
-    sums: &mut [[L::V; ROW_VECTORS]; M],
-) {
-    let mut acc = [[lanes.splat_i32(0); ROW_VECTORS]; M];
-    for word in 0..words {
+) -> [[L::I; ROW_VECTORS]; M] {
+    let mut sums = [[lanes.splat_i32(0); ROW_VECTORS]; M];
+    let mut word = 0;
+    // A loop that may have no round costs moves of every sum.
+    loop {
         // SAFETY: `1 + word <= words`, so these are inside the block by the caller's contract.
         unsafe {
             let b = b.add((1 + word) * width::<L>());
             let b = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
-            for (m, acc) in acc.iter_mut().enumerate() {
+            for (m, sums) in sums.iter_mut().enumerate() {
                 let x = lanes.splat_i32(*a.add(m * lda + 1 + word));
-                acc[0] = lanes.add_dot_i16(acc[0], x, b[0]);
-                acc[1] = lanes.add_dot_i16(acc[1], x, b[1]);
+                sums[0] = lanes.add_dot_i16(sums[0], x, b[0]);
+                sums[1] = lanes.add_dot_i16(sums[1], x, b[1]);
             }
         }
-    }
-    // SAFETY: the scales are the block's first word in A and first row in B.
-    unsafe {
-        let of_columns = [lanes.load_i32_ptr(b), lanes.load_i32_ptr(b.add(L::N))];
-        // By reference: iterators over values may stay calls, through memory.
-        for (m, (sums, acc)) in sums.iter_mut().zip(&acc).enumerate() {
-            let of_row = lanes.of_bits(lanes.splat_i32(*a.add(m * lda)));
-            for v in 0..ROW_VECTORS {
-                let scale = lanes.mul(of_row, lanes.of_bits(of_columns[v]));
-                sums[v] = lanes.fma(lanes.to_f32(acc[v]), scale, sums[v]);
-            }
+        word += 1;
+        if word >= words {
+            return sums;
         }
     }
 }

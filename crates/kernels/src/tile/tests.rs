@@ -3,40 +3,21 @@ use crate::isa::Isa;
 use crate::lanes::{Kernel, dispatch};
 use crate::test_data::{Random, bits, chain};
 
-/// Starts the chains of row r at `start[r]` and stores them to `out`, both `[rows][width]`.
-struct Plain<'a> {
-    start: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl<L: Lanes> Rows<L> for Plain<'_> {
-    #[inline(always)]
-    fn start(&self, lanes: L, row: usize) -> [L::V; ROW_VECTORS] {
-        let start = &self.start[row * width::<L>()..];
-        [lanes.load(start), lanes.load(&start[L::N..])]
-    }
-
-    #[inline(always)]
-    fn finish(&mut self, lanes: L, row: usize, acc: [L::V; ROW_VECTORS]) {
-        let out = &mut self.out[row * width::<L>()..];
-        lanes.store(acc[0], out);
-        lanes.store(acc[1], &mut out[L::N..]);
-    }
-}
-
-/// [`multiply`] with [`Plain`] rows.
+/// [`multiply`], with chains `[rows][width]`.
 struct Call<'a> {
     product: Product<'a>,
     rows: usize,
-    plain: Plain<'a>,
+    out: &'a mut [f32],
+    continued: bool,
 }
 
 impl Kernel for Call<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(mut self, lanes: L) {
-        multiply(lanes, self.product, self.rows, &mut self.plain);
+    fn run<L: Lanes>(self, lanes: L) {
+        let Call { product, rows, out, continued } = self;
+        multiply(lanes, product, rows, Chains { out, stride: width::<L>(), continued });
     }
 }
 
@@ -63,19 +44,21 @@ fn every_element_is_the_scalar_chain_bit_for_bit() {
                     let mut random = Random::new((rows * 100 + k) as u64);
                     let a = &random.uniform(rows * lda + 1, 1.0)[1..];
                     let b = &random.uniform(k * ldb + 1, 1.0)[1..];
-                    let start = random.uniform(rows * width, 1.0);
-                    let mut out = vec![f32::NAN; rows * width];
-                    let plain = Plain { start: &start, out: &mut out };
                     let product = Product { a, lda, b, ldb, k };
-                    dispatch(isa, Call { product, rows, plain });
-                    let want: Vec<f32> = (0..rows * width)
-                        .map(|at| {
-                            let (r, j) = (at / width, at % width);
-                            let terms = (0..k).map(|i| (a[r * lda + i], b[i * ldb + j]));
-                            chain(isa, start[at], terms)
-                        })
-                        .collect();
-                    assert_eq!(bits(&out), bits(&want), "{} [{rows}, {k}] pad {pad}", isa.name());
+                    for continued in [true, false] {
+                        let start = random.uniform(rows * width, 1.0);
+                        let mut out = start.clone();
+                        dispatch(isa, Call { product, rows, out: &mut out, continued });
+                        let want: Vec<f32> = (0..rows * width)
+                            .map(|at| {
+                                let (r, j) = (at / width, at % width);
+                                let terms = (0..k).map(|i| (a[r * lda + i], b[i * ldb + j]));
+                                chain(isa, if continued { start[at] } else { 0.0 }, terms)
+                            })
+                            .collect();
+                        let what = format!("{} [{rows}, {k}] pad {pad}", isa.name());
+                        assert_eq!(bits(&out), bits(&want), "{what}, continued: {continued}");
+                    }
                 }
             }
         }
@@ -90,11 +73,9 @@ fn a_row_is_the_same_alone_and_among_nan_rows() {
         let row = Random::new(5).uniform(k, 1.0);
         let b = Random::new(6).uniform(k * width, 1.0);
         let run = |a: &[f32], rows: usize| {
-            let start = vec![0.0; rows * width];
             let mut out = vec![0.0; rows * width];
-            let plain = Plain { start: &start, out: &mut out };
             let product = Product { a, lda: k, b: &b, ldb: width, k };
-            dispatch(isa, Call { product, rows, plain });
+            dispatch(isa, Call { product, rows, out: &mut out, continued: false });
             out
         };
         let alone = run(&row, 1);
@@ -111,19 +92,21 @@ fn a_row_is_the_same_alone_and_among_nan_rows() {
 }
 
 #[test]
-fn operands_one_element_short_are_refused() {
+fn operands_and_chains_one_element_short_are_refused() {
     for isa in Isa::available() {
         let (width, _) = dispatch(isa, Shape);
         let (rows, k) = (3, 4);
         let (a, b) = (vec![0.0; rows * k], vec![0.0; k * width]);
-        let call = |a: &[f32], b: &[f32]| {
-            let start = vec![0.0; rows * width];
-            let mut out = vec![0.0; rows * width];
-            let plain = Plain { start: &start, out: &mut out };
-            dispatch(isa, Call { product: Product { a, lda: k, b, ldb: width, k }, rows, plain });
+        let call = |a: &[f32], b: &[f32], n_out: usize| {
+            let mut out = vec![0.0; n_out];
+            let product = Product { a, lda: k, b, ldb: width, k };
+            dispatch(isa, Call { product, rows, out: &mut out, continued: true });
         };
-        call(&a, &b);
-        assert!(std::panic::catch_unwind(|| call(&a[1..], &b)).is_err(), "{} A", isa.name());
-        assert!(std::panic::catch_unwind(|| call(&a, &b[1..])).is_err(), "{} B", isa.name());
+        let n_out = rows * width;
+        call(&a, &b, n_out);
+        let refused = |a, b, n_out| std::panic::catch_unwind(|| call(a, b, n_out)).is_err();
+        assert!(refused(&a[1..], &b, n_out), "{} A", isa.name());
+        assert!(refused(&a, &b[1..], n_out), "{} B", isa.name());
+        assert!(refused(&a, &b, n_out - 1), "{} chains", isa.name());
     }
 }
