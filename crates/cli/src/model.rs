@@ -60,7 +60,7 @@ impl Progress for Download<'_> {
 /// How a model in the cache is checked before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
-    /// By length and modification time.
+    /// By its length and times.
     Stamp,
     /// By its SHA-256.
     Digest,

@@ -5,7 +5,8 @@
 //! <cache>/models/NAME            a finished file
 //! <cache>/models/NAME.sha256     its stamp: written by us after the digest was computed, with the
 //!                                modification time of the file, which lies so far back that a
-//!                                later change shows
+//!                                later change shows, and on Unix the time of the file's last
+//!                                change of any kind, which no program can put back
 //! <cache>/models/hf/ORG/NAME/... finished files of the hub, by commit: `store/repository.rs`
 //! <cache>/partial/KEY/...        parts of a download under way
 //! <cache>/locks/KEY.lock         who is working on it
@@ -80,7 +81,7 @@ pub(crate) enum Trust {
     Absent,
     /// It is not the file that was published; why, in words.
     Differs(String),
-    /// The stamp beside it carries the right digest and the file's own time.
+    /// The stamp beside it carries the right digest and the file's own times.
     Stamp,
     /// The digest was computed now and is right.
     Digest,
@@ -132,7 +133,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 }
 
 /// Says whether `path` holds the published file: by length, stamp and
-/// modification time where that is enough, else by reading the file.
+/// times where that is enough, else by reading the file.
 ///
 /// # Errors
 /// The file exists and cannot be read, or the user cancels.
@@ -167,9 +168,9 @@ pub(crate) fn trust(
     }
     // A change after a time that is still ticking could leave that time: no stamp yet. Nor is there
     // one in a cache that is only readable. The next look digests again.
-    let modified = found.modified().ok();
-    if modified.and_then(|modified| now.duration_since(modified).ok()) >= Some(TICK) {
-        let _ = write_stamp(path, published.sha256, modified);
+    let age = found.modified().ok().and_then(|modified| now.duration_since(modified).ok());
+    if age >= Some(TICK) {
+        let _ = write_stamp(path, published.sha256, Some(&found));
     }
     Ok(Trust::Digest)
 }
@@ -180,28 +181,44 @@ fn stamp_vouches(path: &Path, found: &Metadata, sha256: &str) -> bool {
     stamped.is_some()
         && stamped == found.modified().ok()
         && read_stamp(path).as_deref() == Some(sha256)
+        && stamped_change(path) == last_change(found)
+}
+
+/// When bytes, times or name of a file last changed, in seconds since 1970. Unlike the modification
+/// time it cannot be set. A stamp without it, from an earlier version, vouches for nothing.
+#[cfg(unix)]
+fn last_change(found: &Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    Some(format!("{}.{:09}", found.ctime(), found.ctime_nsec()))
+}
+
+/// Not told here.
+#[cfg(not(unix))]
+fn last_change(_found: &Metadata) -> Option<String> {
+    None
 }
 
 /// Moves a finished file to its place. In between no reader sees a file with a
-/// wrong stamp: the old file goes first, then the stamp is written, then the
-/// new file appears. It is dated back by a tick, so that its stamp holds at once.
+/// wrong stamp: the old file goes first, then a stamp is written that vouches for no
+/// file, then the new file appears. It is dated back by a tick, so that the stamp which
+/// follows, after the last change of the file's name, holds at once.
 pub(crate) fn publish(finished: &Finished, place: &Path) -> Result<()> {
     if let Some(parent) = place.parent() {
         create_dir(parent)?;
     }
-    let modified = date_back(&finished.path).ok();
+    let dated_back = date_back(&finished.path);
     remove(place)?;
-    write_stamp(place, &finished.sha256, modified)?;
+    write_stamp(place, &finished.sha256, None)?;
     fs::rename(&finished.path, place).map_err(|error| Error::io("rename to", place, error))?;
+    if let Ok(found) = dated_back.and_then(|()| fs::metadata(place)) {
+        write_stamp(place, &finished.sha256, Some(&found))?;
+    }
     sync_directory_of(place)
 }
 
-/// Gives a file a modification time that a change from now on cannot leave; the time as the file
-/// system keeps it.
-fn date_back(path: &Path) -> io::Result<SystemTime> {
-    let file = File::options().write(true).open(path)?;
-    file.set_modified(SystemTime::now() - TICK)?;
-    file.metadata()?.modified()
+/// Gives a file a modification time that a change from now on cannot leave.
+fn date_back(path: &Path) -> io::Result<()> {
+    File::options().write(true).open(path)?.set_modified(SystemTime::now() - TICK)
 }
 
 /// The digest in the stamp beside `path`, if there is a well-formed one.
@@ -212,12 +229,24 @@ pub(crate) fn read_stamp(path: &Path) -> Option<String> {
     sound.then(|| digest.to_ascii_lowercase())
 }
 
+/// What a stamp says of the file's last change; a comment to `sha256sum`.
+const LAST_CHANGE: &str = "# last change: ";
+
+/// The last change of the file that the stamp beside `path` vouches for, where it says.
+fn stamped_change(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(stamp_of(path)).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(LAST_CHANGE)).map(str::to_owned)
+}
+
 /// Writes the stamp in the form `sha256sum --check` reads. It takes over the
-/// modification time of the file it vouches for: a file that is written to later
-/// has another one.
-fn write_stamp(path: &Path, sha256: &str, modified: Option<SystemTime>) -> Result<()> {
+/// modification time and the last change of the file it vouches for, `found`: a file
+/// that is written to later has others. Without `found` it vouches for none.
+fn write_stamp(path: &Path, sha256: &str, found: Option<&Metadata>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    replace(&stamp_of(path), &format!("{sha256}  {name}\n"), modified)
+    let change = found.and_then(last_change);
+    let change = change.map_or(String::new(), |change| format!("{LAST_CHANGE}{change}\n"));
+    let modified = found.and_then(|found| found.modified().ok());
+    replace(&stamp_of(path), &format!("{sha256}  {name}\n{change}"), modified)
 }
 
 fn stamp_of(path: &Path) -> PathBuf {

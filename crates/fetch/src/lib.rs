@@ -19,8 +19,8 @@
 //!   from there. pip ends with the process that started it, however that ends;
 //!   only programs that pip itself has started (a keyring, say) may live on, and
 //!   the next pull works in another directory than theirs.
-//! - A cached file that was changed is noticed: by a run if its length or its
-//!   modification time tells, by [`pull_verified`] in any case.
+//! - A cached file that was changed is noticed: by a run if its length or one of its
+//!   times tells, by [`pull_verified`] in any case.
 //! - Two processes asking for the same model do not collide: the second waits
 //!   for the first and then finds the file.
 //! - With `TIDEKV_OFFLINE` or `HF_HUB_OFFLINE`, or [`Sources::offline`], nothing

@@ -302,11 +302,7 @@ fn a_damaged_file_is_fetched_again_by_a_verified_pull() {
     };
     let sound = verify();
     assert_eq!((sound.source, sound.verified), (Source::Cache, Verified::Digest));
-    let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, [7; 3_000]).unwrap();
-    let file = fs::File::options().append(true).open(&path).unwrap();
-    file.set_modified(modified).unwrap();
-    assert_eq!(pull(&hub, &dir, "hf:org/repo").unwrap().source, Source::Cache);
     assert_eq!(verify().source, Source::Hub);
     assert_eq!(fs::read(&path).unwrap(), model);
 }

