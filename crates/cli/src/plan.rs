@@ -1,5 +1,6 @@
 //! `tidekv plan`: a run's memory, before the run.
 
+use crate::bench::Kept;
 use crate::exit::Ended;
 use crate::flags::{ChosenChunk, CpuFlags, RunFlags, positive};
 use crate::interrupt::Interrupt;
@@ -111,7 +112,9 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
     let asked =
         PlanInput { shape: &shape, weights, sizes: &sizes, config: &asked, n_tokens: &n_tokens };
     let kind = args.run.schedule;
-    let chosen = args.run.chosen_chunk(&args.cpu, |rates| choose_chunk(&asked, kind, rates))?;
+    let kept = args.cpu.kept(args.run.cache.storage.precision)?;
+    let rates = || Ok(kept.chunk_rates(args.cpu.pack));
+    let chosen = args.run.chosen_chunk(rates, |rates| choose_chunk(&asked, kind, rates))?;
     let config = match &chosen {
         Some(ChosenChunk { chunk, .. }) => {
             RunConfig { schedule: kind.with_chunk(*chunk), ..asked.config.clone() }
@@ -141,11 +144,12 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
         context: shape.context,
         suggestions: &suggestions,
     };
-    let estimate = args.seconds_to_read(&shape, &n_tokens)?;
+    let work = || Work::of_prompts(&shape, &n_tokens);
+    let estimate = kept.machine().map(|machine| machine.seconds(&work(), shape.head_dim));
     let text = describe(&plans)
         + &chosen.as_ref().map_or(String::new(), |chosen| format!("  {chosen}\n"))
         + &verdict(&plans[0].1, &outcome)
-        + &time(estimate);
+        + &time(estimate, &kept);
     if let Some(json) = &args.json {
         let plans = plans
             .iter()
@@ -172,14 +176,6 @@ pub fn plan(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// How long reading takes by the kernels' rates on this machine, if they were measured with
-    /// these settings.
-    fn seconds_to_read(&self, shape: &Shape, n_tokens: &[usize]) -> anyhow::Result<Option<f64>> {
-        let machine = self.cpu.machine(self.run.cache.storage.precision)?;
-        let work = || Work::of_prompts(shape, n_tokens);
-        Ok(machine.map(|machine| machine.seconds(&work(), shape.head_dim)))
-    }
-
     fn dimensions(&self) -> anyhow::Result<(Shape, WeightBytes)> {
         if let Some(name) = &self.shape {
             let mut shape = match name.to_str().and_then(Shape::named) {
@@ -272,13 +268,17 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
     std::iter::once(name.to_owned()).chain(plans.iter().map(|(_, plan)| cell(plan))).collect()
 }
 
-/// How long reading takes, where that is known.
-fn time(estimate: Option<f64>) -> String {
-    match estimate {
-        Some(time) => {
+/// How long reading takes, or why that is not known though something was measured.
+fn time(estimate: Option<f64>, kept: &Kept) -> String {
+    match (estimate, kept) {
+        (Some(time), _) => {
             format!("  about {} to read, by this machine's measured rates\n", seconds(time))
         }
-        None => String::new(),
+        (None, Kept::Other(whose)) => format!(
+            "  no time to read is known: the rates that were measured are of {whose}; `tidekv bench \
+             machine`, with the same --threads and --isa as here, measures again\n"
+        ),
+        (None, _) => String::new(),
     }
 }
 

@@ -200,7 +200,9 @@ impl Args {
         let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
         let kind = self.run.schedule;
         let choose = |rates| engine.choose_chunk((config, kind), &n_tokens, rates);
-        let chosen = self.run.chosen_chunk(&self.cpu, choose)?;
+        let kept = || self.cpu.kept(self.run.cache.storage.precision);
+        let rates = || Ok(kept()?.chunk_rates(self.cpu.pack));
+        let chosen = self.run.chosen_chunk(rates, choose)?;
         if let Some(chosen) = &chosen {
             config.schedule = kind.with_chunk(chosen.chunk);
             note(&format!("{chosen}\n"));

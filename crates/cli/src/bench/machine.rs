@@ -2,10 +2,10 @@
 
 use super::{giga, percent, row, unless_interrupted};
 use crate::exit;
-use crate::files::write_file;
+use crate::files::{check_writable, write_file};
 use crate::flags::{CpuFlags, Precision};
 use crate::interrupt::Interrupt;
-use crate::output::{JsonTarget, Printer, counted, note, table};
+use crate::output::{JsonTarget, Printer, counted, note, printable, table};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -23,7 +23,8 @@ use tidekv_cpu::{Cpu, CpuConfig, Isa, Pack};
 /// Multiply-adds and 16-bit products in registers for every instruction set there is, memory read
 /// beyond the caches, and the two kernels that prefill spends its time in. Takes about half a minute.
 /// The result is kept in the cache directory; `tidekv plan` then says how long a prompt takes to read,
-/// and `--chunk auto` chooses for this machine.
+/// and `--chunk auto` chooses for this machine. They are of one number of threads and one instruction
+/// set: measure with the --threads and --isa that you run with.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -63,6 +64,36 @@ pub struct Ceilings {
     pub f32_flops: [f64; 2],
     /// Sums of products of 16-bit integers, in operations per second: one thread, and all.
     pub i16_ops: [f64; 2],
+}
+
+/// What was measured earlier.
+pub enum Kept {
+    /// Nothing that can be used.
+    Nothing,
+    /// Something else, and what.
+    Other(String),
+    /// This processor with these settings.
+    This(Machine),
+}
+
+impl Kept {
+    /// The figures, if they are of this processor with these settings.
+    pub fn machine(&self) -> Option<&Machine> {
+        match self {
+            Kept::This(machine) => Some(machine),
+            Kept::Nothing | Kept::Other(_) => None,
+        }
+    }
+
+    /// What decides how large chunks should be.
+    pub fn chunk_rates(&self, pack: Pack) -> Option<ChunkRates> {
+        let Machine { product_flops, packed_weights_per_s, .. } = *self.machine()?;
+        let packed_weights = match pack {
+            Pack::Slab => packed_weights_per_s,
+            Pack::Layer => f64::INFINITY,
+        };
+        Some(ChunkRates { product_flops, packed_weights })
+    }
 }
 
 /// Rows of activations and queries of the measured kernels.
@@ -108,21 +139,40 @@ impl Machine {
         })
     }
 
-    /// What was measured earlier, for this processor with these settings. A file that is
-    /// there and cannot be used is said on stderr.
-    pub fn kept(isa: &str, threads: usize) -> Option<Machine> {
+    /// What was measured earlier. A file that is there and cannot be used is said on stderr.
+    pub fn kept(isa: &str, threads: usize) -> Kept {
         // Without a place nothing can have been kept.
-        let path = path().ok()?;
-        let machine = Machine::read(&path).unwrap_or_else(|error| {
-            note(&format!(
-                "{} is not used, neither to say how long reading takes nor to choose a chunk: {error:#}; `tidekv bench machine` \
-                 makes a new one\n",
-                path.display()
-            ));
-            None
-        })?;
-        let same = machine.cpu == processor() && machine.isa == isa && machine.threads == threads;
-        same.then_some(machine)
+        let Ok(path) = path() else { return Kept::Nothing };
+        match Machine::read(&path) {
+            Ok(None) => Kept::Nothing,
+            Ok(Some(machine)) => machine.compared(isa, threads),
+            Err(error) => {
+                let advice = match check_place(&path) {
+                    Ok(()) => "`tidekv bench machine` makes a new one".to_owned(),
+                    Err(error) => format!("{error:#}"),
+                };
+                note(&format!(
+                    "{} is not used, neither to say how long reading takes nor to choose a chunk: \
+                     {error:#}; {advice}\n",
+                    path.display()
+                ));
+                Kept::Nothing
+            }
+        }
+    }
+
+    /// Whether the figures are of this processor with these settings.
+    fn compared(self, isa: &str, threads: usize) -> Kept {
+        if self.cpu != processor() {
+            return Kept::Other(format!("another CPU, {}", printable(&self.cpu)));
+        }
+        if self.isa != isa {
+            return Kept::Other(format!("{}, not {isa}", printable(&self.isa)));
+        }
+        match self.threads == threads {
+            true => Kept::This(self),
+            false => Kept::Other(format!("{}, not {threads}", counted(self.threads, "thread"))),
+        }
     }
 
     /// The figures in a file, if there is one.
@@ -153,15 +203,6 @@ impl Machine {
     pub fn seconds(&self, work: &Work, head_dim: usize) -> f64 {
         let [narrow, wide] = self.attention_flops;
         work.seconds(self.product_flops, if head_dim > 96 { wide } else { narrow })
-    }
-
-    /// What decides how large chunks should be.
-    pub fn chunk_rates(&self, pack: Pack) -> ChunkRates {
-        let packed_weights = match pack {
-            Pack::Slab => self.packed_weights_per_s,
-            Pack::Layer => f64::INFINITY,
-        };
-        ChunkRates { product_flops: self.product_flops, packed_weights }
     }
 
     fn text(&self) -> String {
@@ -196,6 +237,29 @@ fn path() -> tidekv_fetch::Result<PathBuf> {
     Ok(tidekv_fetch::cache_dir()?.join("machine.json"))
 }
 
+/// Checks that the figures can be kept, before they cost time.
+///
+/// # Errors
+/// They cannot, why, and what to do.
+fn check_place(path: &Path) -> anyhow::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let check = || {
+        let other = directory.exists() && !directory.is_dir();
+        ensure!(!other, "{} is not a directory", directory.display());
+        fs::create_dir_all(directory)?;
+        check_writable(path)
+    };
+    let advice = || {
+        format!(
+            "the figures are kept in the cache directory, {}, as {}, which cannot be written; set \
+             TIDEKV_HOME to a directory that you can write to, or mend this one",
+            directory.display(),
+            path.file_name().unwrap_or_default().display()
+        )
+    };
+    check().with_context(advice)
+}
+
 /// The processor's name for itself.
 fn processor() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -212,14 +276,11 @@ pub fn machine(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
         json.check(&[])?;
     }
     let path = path()?;
+    check_place(&path)?;
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     note("measuring; this takes about half a minute\n");
     let machine = Machine::measure(args.cpu.config(Precision::Auto), interrupt)?;
-    let kept = path
-        .parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .with_context(|| path.display().to_string())
-        .and_then(|()| write_file(&path, &serde_json::to_vec_pretty(&machine)?));
+    let kept = write_file(&path, &serde_json::to_vec_pretty(&machine)?);
     printer.print(&machine.text())?;
     let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&machine));
     exit::all([kept, written, printer.finish()])

@@ -4,7 +4,7 @@ mod kernels;
 mod machine;
 mod prefill;
 
-pub use machine::Machine;
+pub use machine::{Kept, Machine};
 
 use crate::interrupt::Interrupt;
 

@@ -8,7 +8,7 @@ pub use chunk::{ChosenChunk, ChunkFlag};
 pub use number::{at_least, bytes, count, positive};
 pub use sample::{LogprobFlags, SampleFlags};
 
-use crate::bench::Machine;
+use crate::bench::{Kept, Machine};
 use clap::{Args, ValueEnum};
 use number::threads;
 use std::num::NonZeroUsize;
@@ -127,22 +127,20 @@ pub enum Precision {
 }
 
 impl RunFlags {
-    /// What `--chunk auto` makes of the machine: `choose` gets its rates, if they are known. `None`
+    /// What `--chunk auto` makes of the machine: `choose` gets its `rates`, if they are known. `None`
     /// where the chunk is given.
     ///
     /// # Errors
-    /// Those of `choose`, and an instruction set that the CPU lacks.
+    /// Those of both.
     pub fn chosen_chunk(
         &self,
-        cpu: &CpuFlags,
+        rates: impl FnOnce() -> anyhow::Result<Option<ChunkRates>>,
         choose: impl FnOnce(Option<ChunkRates>) -> Result<ChunkChoice, tidekv::Error>,
     ) -> anyhow::Result<Option<ChosenChunk>> {
         if self.chunk != ChunkFlag::Auto {
             return Ok(None);
         }
-        let machine = cpu.machine(self.cache.storage.precision)?;
-        let choice = choose(machine.map(|machine| machine.chunk_rates(cpu.pack)))?;
-        Ok(Some(choice.into()))
+        Ok(Some(choose(rates()?)?.into()))
     }
 
     /// The run's settings; `--chunk auto` still has to be chosen.
@@ -208,16 +206,16 @@ impl CpuFlags {
         CpuConfig { threads: self.threads, tier: self.isa, precision, pack: self.pack }
     }
 
-    /// The rates of this machine's kernels, if they were measured with these settings.
+    /// The rates of this machine's kernels that were measured earlier.
     ///
     /// # Errors
     /// An instruction set that the CPU lacks.
-    pub fn machine(&self, precision: Precision) -> anyhow::Result<Option<Machine>> {
+    pub fn kept(&self, precision: Precision) -> anyhow::Result<Kept> {
         let cpu = self.config(precision);
         let (isa, threads) = (cpu.isa()?, cpu.n_threads().get());
         Ok(match precision {
             Precision::Auto => Machine::kept(isa.name(), threads),
-            Precision::F32 => None,
+            Precision::F32 => Kept::Nothing,
         })
     }
 }

@@ -41,8 +41,29 @@ fn a_measured_machine_lets_plan_say_how_long_reading_takes() {
     assert!(number(&plan("1")) > 0.0);
     // Nobody measured two threads.
     assert_eq!(plan("2"), Value::Null);
-    let output = at_home(&place, &["plan", &place.model(), "--tokens", "4000", "--threads", "1"]);
-    assert!(String::from_utf8_lossy(&output.stdout).contains("to read, by this machine's"));
+    let time = || {
+        let args = ["plan", &place.model(), "--tokens", "4000", "--threads", "1"];
+        let output = at_home(&place, &args);
+        assert_eq!(stderr(&output), "");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().filter(|line| line.contains("to read")).collect::<Vec<_>>().join("\n")
+    };
+    assert!(time().contains("to read, by this machine's"), "{}", time());
+
+    // Figures that are of something else are told from none.
+    for (key, value, whose) in [
+        ("threads", Value::from(3), "of 3 threads, not 1;"),
+        ("isa", Value::from("abacus"), "of abacus, not "),
+        ("cpu", Value::from("Abacus\n3"), "of another CPU, Abacus\\n3;"),
+    ] {
+        let mut other = machine.clone();
+        other[key] = value;
+        std::fs::write(place.path("home/machine.json"), other.to_string()).unwrap();
+        let said = time();
+        assert!(said.contains(whose) && said.contains("`tidekv bench machine`"), "{said}");
+    }
+    std::fs::remove_file(place.path("home/machine.json")).unwrap();
+    assert_eq!(time(), "");
 }
 
 #[test]
@@ -57,14 +78,12 @@ fn figures_that_cannot_be_used_are_said() {
     // Nothing was measured yet.
     assert_eq!(stderr(&plan()), "");
     let file = place.path("home/machine.json");
-    std::fs::create_dir_all(&file).unwrap();
+    std::fs::create_dir_all(place.path("home")).unwrap();
     let said = |reason: &str| {
         let output = plan();
         ends_with(&output, 0, &["machine.json is not used", reason, "`tidekv bench machine`"]);
         assert_eq!(stderr(&output).lines().count(), 1);
     };
-    said("not a regular file");
-    std::fs::remove_dir(&file).unwrap();
     let stopped = r#"{"cpu": "x", "isa": "avx2", "threads": 1, "tiers": [],
         "read_bytes_per_s": [1e9, 1e9], "product_flops": 0,
         "packed_weights_per_s": 1e9, "attention_flops": [1e9, 1e9]}"#;
@@ -80,9 +99,35 @@ fn figures_that_cannot_be_used_are_said() {
         std::fs::write(&file, text).unwrap();
         said(reason);
     }
+    // Said once, also where two things depend on it.
+    let args = ["plan", &place.model(), "--tokens", "40", "--chunk", "auto"];
+    assert_eq!(stderr(&at_home(&place, &args)).matches("is not used").count(), 1);
     // Those of another machine are no damage.
     std::fs::write(&file, &sound).unwrap();
     assert_eq!(stderr(&plan()), "");
+}
+
+#[test]
+fn a_cache_that_takes_no_figures_is_said_before_they_are_measured() {
+    let place = Place::new();
+    let plan = || at_home(&place, &["plan", &place.model(), "--tokens", "40"]);
+    let refused = |words: &[&str]| {
+        let output = at_home(&place, &["bench", "machine", "--threads", "1"]);
+        ends_with(
+            &output,
+            1,
+            &[&["machine.json", "set TIDEKV_HOME to a directory"], words].concat(),
+        );
+        assert!(!stderr(&output).contains("measuring") && output.stdout.is_empty());
+        let output = plan();
+        ends_with(&output, 0, &[&["is not used", "set TIDEKV_HOME"], words].concat());
+        assert!(!stderr(&output).contains("`tidekv bench machine`"), "{}", stderr(&output));
+    };
+    let home = place.write("home", b"");
+    refused(&["home is not a directory"]);
+    std::fs::remove_file(home).unwrap();
+    std::fs::create_dir_all(place.path("home/machine.json")).unwrap();
+    refused(&["it is a directory"]);
 }
 
 #[test]
