@@ -59,7 +59,7 @@ pub fn man(args: &ManArgs, command: Command) -> anyhow::Result<()> {
         for page in &pages {
             page.generate_to(dir).with_context(written)?;
         }
-        note(&format!("{} pages are in {}\n", pages.len(), dir.display()));
+        note(&format!("{} pages are in {}", pages.len(), dir.display()));
         return Ok(());
     }
     let mut text = Vec::new();

@@ -1,8 +1,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 usage (clap), 3 refused by the memory plan, 130
 //! interrupted.
 
-use crate::output::{escaped, note};
-use std::borrow::Cow;
+use crate::output::{escaped, note, note_lines, printable};
 use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
@@ -37,22 +36,33 @@ pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
     }
     let code = code(&error);
     match code {
-        INTERRUPTED => note("interrupted\n"),
-        _ => note(&format!("error: {}\n", message(&error))),
+        INTERRUPTED => note("interrupted"),
+        _ => say(&error),
     }
     ExitCode::from(code)
 }
 
-/// Prints what clap has to say, help or an error, and ends. An error may quote what was
-/// given: it is shown as clap does, in colours, only if none of that would steer the
-/// terminal.
-pub fn usage(error: &clap::Error) -> ! {
-    let steers = |arg: OsString| matches!(escaped(&arg.to_string_lossy()), Cow::Owned(_));
-    if !error.use_stderr() || !std::env::args_os().any(steers) {
+/// Prints what clap has to say of the command line `args`, help or an error, and ends. An error may
+/// quote what was given: it is shown as clap does, in colours, only if all of that is printable.
+/// Otherwise it is the error of the same line made printable, which `error_of` finds.
+pub fn usage(
+    error: clap::Error,
+    args: &[OsString],
+    error_of: impl FnOnce(Vec<OsString>) -> Option<clap::Error>,
+) -> ! {
+    let shown = args.iter().map(|arg| OsString::from(printable(&arg.to_string_lossy())));
+    let shown: Vec<OsString> = shown.collect();
+    if !error.use_stderr() || shown == args {
         error.exit();
     }
-    note(&error.render().to_string());
+    let same = error_of(shown).filter(|shown| shown.kind() == error.kind());
+    let error = same.unwrap_or(error);
+    note_lines(&error.render().to_string());
     std::process::exit(error.exit_code())
+}
+
+fn say(error: &anyhow::Error) {
+    note_lines(&format!("error: {}\n", message(error)));
 }
 
 /// The outcome of several things of which none costs another. All failures are said: here, but for
@@ -63,15 +73,23 @@ pub fn all(outcomes: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Re
     let mut failures = failures.into_iter();
     let first = failures.next();
     for other in failures.filter(|error| !is_broken_pipe(error)) {
-        note(&format!("error: {}\n", message(&other)));
+        say(&other);
     }
     first.map_or(Ok(()), Err)
 }
 
-/// The error and its causes, without those that an error before has repeated.
+/// The error and its causes, without those that an error before has repeated; one line, but for what
+/// is said in several.
 fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain() {
+        let cause = match cause.downcast_ref() {
+            // A line for each source, below which its own words are indented.
+            Some(tidekv_fetch::Error::NotFetched { .. } | tidekv_fetch::Error::Pip { .. }) => {
+                escaped(&cause.to_string())
+            }
+            _ => printable(&cause.to_string()),
+        };
         if text.is_empty() {
             text = cause;
         } else if !text.contains(&cause) {
@@ -117,6 +135,23 @@ mod tests {
     fn a_cause_that_was_said_already_is_not_repeated() {
         let error = anyhow!("no such file").context("cannot read x: no such file").context("model");
         assert_eq!(message(&error), "model: cannot read x: no such file");
+    }
+
+    #[test]
+    fn an_error_is_one_line_whatever_it_quotes() {
+        let error = anyhow!("no file a\u{200b}\nerror: b").context("c\r\nd\u{e0041}");
+        let expected = "c\\r\\nd\\u{e0041}: no file a\\u{200b}\\nerror: b";
+        assert_eq!(message(&error), expected);
+        let attempts = vec![tidekv_fetch::Attempt {
+            source: tidekv_fetch::Source::Hub,
+            reason: "said\nerror: \x1b".to_owned(),
+        }];
+        let (model, by_hand) = ("m".to_owned(), "by hand".to_owned());
+        let error = tidekv_fetch::Error::NotFetched { model, attempts, by_hand };
+        let said = message(&error.into());
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[1].starts_with("  ") && lines[2] == "    error: \\u{1b}", "{said}");
+        assert_eq!((lines.len(), lines[3]), (4, "by hand"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! time, and the second time, it ends the process.
 
 use crate::exit::INTERRUPTED;
-use crate::output::note;
+use crate::output::note_lines;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,10 +35,10 @@ impl Interrupt {
             let again = set.swap(true, Ordering::SeqCst);
             if again || !watched.load(Ordering::SeqCst) {
                 // Opening a file or a connection may wait for ever, and there is nothing to lose.
-                note("\ninterrupted\n");
+                note_lines("\ninterrupted\n");
                 std::process::exit(INTERRUPTED.into());
             }
-            note("\nstopping (press again to end at once)\n");
+            note_lines("\nstopping (press again to end at once)\n");
         })?;
         Ok(interrupt)
     }

@@ -24,6 +24,7 @@ mod verify;
 
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
 #[global_allocator]
 static ALLOCATOR: tidekv_alloc::Counting = tidekv_alloc::Counting;
@@ -64,15 +65,19 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    // However the program is called, one name is in its usage lines, help and pages.
-    let parsed = numeric(Cli::command().bin_name("tidekv"))
-        .try_get_matches()
-        .and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = parsed.unwrap_or_else(|error| exit::usage(&error));
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let cli = parsed(args.clone())
+        .unwrap_or_else(|error| exit::usage(error, &args, |args| parsed(args).err()));
     if cli.offline {
         model::go_offline();
     }
     exit::report(obey(cli.command))
+}
+
+fn parsed(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    // However the program is called, one name is in its usage lines, help and pages.
+    let matches = numeric(Cli::command().bin_name("tidekv")).try_get_matches_from(args)?;
+    Cli::from_arg_matches(&matches)
 }
 
 /// The command line, where `-1` after a flag is the flag's value: what the value may be is the

@@ -44,7 +44,7 @@ struct Download<'a> {
 
 impl Progress for Download<'_> {
     fn message(&mut self, text: &str) {
-        self.bar.suspend(|| note(&format!("{text}\n")));
+        self.bar.suspend(|| note(text));
     }
 
     fn bytes(&mut self, done: u64, total: u64) {
@@ -123,7 +123,7 @@ pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
         ),
         ([], _) => Ok(path),
         ([only], None) => {
-            note(&format!("the model is {}\n", only.display()));
+            note(&format!("the model is {}", only.display()));
             Ok(only.clone())
         }
         (several, None) => {

@@ -6,7 +6,6 @@ use crate::files::{check_output, same_file, write_file};
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TryMapValueParser, TypedValueParser, ValueParserFactory};
 use serde::Serialize;
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -84,24 +83,46 @@ impl JsonTarget {
     }
 }
 
-/// The same JSON, with what would steer a terminal written as JSON's escapes. serde_json
+/// The same JSON, with what [`printable`] escapes written as JSON's escapes. serde_json
 /// does so below U+0020; such characters stand in strings only, but for line ends.
 fn unsteering(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
-        match steers(c) && c != '\n' {
-            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+        match deceives(c) && c != '\n' {
+            true => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    shown.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
             false => shown.push(c),
         }
     }
     shown
 }
 
-/// Says something on stderr, [`escaped`]. Nobody may be listening, which is no
-/// reason to fail.
-pub fn note(text: &str) {
+/// Says a line on stderr, [`printable`]: whatever it quotes, it stays one line. Nobody may be
+/// listening, which is no reason to fail.
+pub fn note(line: &str) {
+    say(&(printable(line) + "\n"));
+}
+
+/// Says several lines on stderr, [`escaped`]; what they quote is [`printable`] already.
+pub fn note_lines(text: &str) {
+    say(&escaped(text));
+}
+
+/// Writes a line over the one that was written so before; an empty one removes it. For a terminal.
+pub fn rewrite_line(line: &str) {
+    say(&rewritten(line));
+}
+
+fn rewritten(line: &str) -> String {
+    format!("\r\x1b[2K{}", printable(line))
+}
+
+fn say(text: &str) {
     let mut stderr = io::stderr().lock();
-    let _ = stderr.write_all(escaped(text).as_bytes());
+    let _ = stderr.write_all(text.as_bytes());
     let _ = stderr.flush();
 }
 
@@ -170,15 +191,24 @@ impl Printer {
 /// Most characters of a foreign text that are shown.
 const MOST_SHOWN: usize = 200;
 
-/// Most characters of a sentence about a file that are shown: more than any has, unless it
-/// quotes the file.
-const LONGEST_SENTENCE: usize = 4000;
-
-/// Text from a file that nobody vouches for, fit for a terminal: one line of at most
-/// 200 characters in which nothing moves the cursor or turns the direction of
-/// writing.
+/// Text that nobody vouches for, such as names of files and what is in them, fit for a terminal: one
+/// line in which nothing moves the cursor, turns the direction of writing or is not to be seen; such
+/// characters are written out. What is printable already stays as it is.
 pub fn printable(text: &str) -> String {
-    one_line(text, MOST_SHOWN)
+    written_out(text, deceives)
+}
+
+/// [`printable`], of a path.
+pub fn printable_path(path: impl AsRef<Path>) -> String {
+    printable(&path.as_ref().to_string_lossy())
+}
+
+/// As [`printable`], of at most 200 characters of a text that may be of any length.
+pub fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => printable(&text[..end]) + "…",
+        None => printable(text),
+    }
 }
 
 /// As [`printable`], of a sentence that may quote such a text, in lines of `width`
@@ -186,7 +216,7 @@ pub fn printable(text: &str) -> String {
 pub fn wrapped(sentence: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
-    for word in one_line(sentence, LONGEST_SENTENCE).split(' ') {
+    for word in printable(sentence).split(' ') {
         let length = word.chars().count();
         if used > 0 && used + 1 + length > width {
             lines.push(String::new());
@@ -204,59 +234,53 @@ pub fn wrapped(sentence: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn one_line(text: &str, most: usize) -> String {
-    let mut shown = String::new();
-    let mut rest = text.chars();
-    for c in rest.by_ref().take(most) {
-        match steers(c) {
-            true => shown.extend(c.escape_default()),
-            false => shown.push(c),
-        }
-    }
-    if rest.next().is_some() {
-        shown.push('…');
-    }
-    shown
+/// Lines of our own, fit for a terminal whatever they quote: as [`printable`], but for line ends and
+/// tabs. What is quoted should be printable before, or it could begin a line.
+pub fn escaped(text: &str) -> String {
+    written_out(text, |c| deceives(c) && !matches!(c, '\n' | '\t'))
 }
 
-/// Lines in which names and messages from elsewhere may stand, fit for a terminal: what
-/// would steer it is written out, but for line ends and tabs.
-pub fn escaped(text: &str) -> Cow<'_, str> {
-    let odd = |c: char| steers(c) && !matches!(c, '\n' | '\t');
-    if !text.contains(odd) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::new();
+fn written_out(text: &str, odd: impl Fn(char) -> bool) -> String {
+    let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match odd(c) {
             true => shown.extend(c.escape_default()),
             false => shown.push(c),
         }
     }
-    Cow::Owned(shown)
+    shown
 }
 
-/// Whether a character moves the cursor, gives the terminal orders or turns the
-/// direction of writing.
-fn steers(c: char) -> bool {
+/// Whether a character moves the cursor, gives the terminal orders, ends a line, turns the direction
+/// of writing or cannot be seen: controls, the line and paragraph separators, and what Unicode calls
+/// default ignorable (`Default_Ignorable_Code_Point`), with the annotation marks beside them.
+fn deceives(c: char) -> bool {
     c.is_control()
         || matches!(
             c,
-            // Marks, then line and paragraph separators with embeddings and overrides, then isolates.
-            '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            // Zero-width spaces and joiners, marks, separators, embeddings and overrides, isolates.
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{61c}'
+            // Soft hyphen, joiners, fillers and vowels without a form, byte order mark.
+            | '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+            // Variation selectors, controls of shorthand and music, tags.
+            | '\u{fe00}'..='\u{fe0f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}'
         )
 }
 
-/// Rows of cells as aligned columns: the first to the left, the others to the
+/// Rows of cells, made [`printable`], as aligned columns: the first to the left, the others to the
 /// right.
 pub fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
     };
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             match column {
                 0 => text.push_str(&format!("  {cell:<width$}")),
@@ -276,8 +300,31 @@ mod tests {
     fn foreign_text_cannot_steer_the_terminal() {
         assert_eq!(printable("Qwen2.5 \"7B\" é 名"), "Qwen2.5 \"7B\" é 名");
         assert_eq!(printable("a\x1b[2Jb\r\nc\u{202e}d"), "a\\u{1b}[2Jb\\r\\nc\\u{202e}d");
-        assert_eq!(printable(&"x".repeat(MOST_SHOWN)), "x".repeat(MOST_SHOWN));
-        assert_eq!(printable(&"é".repeat(9999)), "é".repeat(MOST_SHOWN) + "…");
+        let long = "é".repeat(9999);
+        assert_eq!(printable(&long), long);
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_written_out() {
+        for (text, shown) in [
+            ("a\u{200b}\u{200d}\u{2060}b", "a\\u{200b}\\u{200d}\\u{2060}b"),
+            ("\u{feff}a\u{ad}\u{34f}\u{3164}", "\\u{feff}a\\u{ad}\\u{34f}\\u{3164}"),
+            ("a\u{e0041}\u{e0001}\u{e01ef}", "a\\u{e0041}\\u{e0001}\\u{e01ef}"),
+            ("\u{2066}a\u{2028}\tb\u{fe0f}", "\\u{2066}a\\u{2028}\\tb\\u{fe0f}"),
+        ] {
+            assert_eq!(printable(text), shown);
+            assert_eq!(printable(&printable(text)), shown);
+        }
+        // What stands beside them can be seen.
+        let seen = "\u{200a}\u{2010}\u{2027}\u{2030}\u{ae}\u{e000}\u{fffd}\u{f0000}";
+        assert_eq!(printable(seen), seen);
+    }
+
+    #[test]
+    fn excerpts_are_cut_and_say_so() {
+        assert_eq!(excerpt(&"x".repeat(MOST_SHOWN)), "x".repeat(MOST_SHOWN));
+        assert_eq!(excerpt(&"é".repeat(9999)), "é".repeat(MOST_SHOWN) + "…");
+        assert_eq!(excerpt("a\nb"), "a\\nb");
     }
 
     #[test]
@@ -287,11 +334,22 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_rewritten_gives_the_only_orders() {
+        assert_eq!(rewritten("a\x1b[2J\nb"), "\r\x1b[2Ka\\u{1b}[2J\\nb");
+        assert_eq!(rewritten(""), "\r\x1b[2K");
+    }
+
+    #[test]
     fn json_means_the_same_without_steering() {
-        let name = "a\x1b\u{7f}\u{9b}\u{61c}\u{200f}\u{2028}\u{202e}\u{2066}é名\"\\\n";
+        let name = "a\x1b\u{7f}\u{9b}\u{61c}\u{200f}\u{2028}\u{202e}\u{2066}\u{e0041}é名\"\\\n";
         let text = unsteering(&serde_json::to_string_pretty(&[name]).unwrap());
-        assert!(text.chars().all(|c| c == '\n' || !steers(c)), "{text}");
-        assert!(text.contains("\\u009b\\u061c") && text.contains("é名"), "{text}");
+        assert!(text.chars().all(|c| c == '\n' || !deceives(c)), "{text}");
+        assert!(
+            text.contains("\\u009b\\u061c")
+                && text.contains("\\udb40\\udc41")
+                && text.contains("é名"),
+            "{text}"
+        );
         assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [name]);
     }
 
@@ -304,8 +362,8 @@ mod tests {
         assert_eq!(wrapped(long.trim(), 80).join(" "), long.trim());
         assert_eq!(wrapped("", 80), [""]);
         assert_eq!(wrapped("a\nb\u{202e}", 80), ["a\\nb\\u{202e}"]);
-        let endless = wrapped(&"x".repeat(9999), 80);
-        assert_eq!(endless, ["x".repeat(LONGEST_SENTENCE) + "…"]);
+        let endless = "x".repeat(9999);
+        assert_eq!(wrapped(&endless, 80), [endless]);
     }
 
     #[test]
@@ -313,5 +371,9 @@ mod tests {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         let text = table(&[row(["a", "10"]), row(["long", "9"])]);
         assert_eq!(text, "  a     10\n  long   9\n");
+        assert_eq!(
+            table(&[row(["a\nb", "1"]), row(["c", "\u{200b}"])]),
+            "  a\\nb         1\n  c     \\u{200b}\n"
+        );
     }
 }

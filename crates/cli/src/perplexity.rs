@@ -107,7 +107,7 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
     let peak = Bytes(report.planned_peak_bytes);
     let _watched = interrupt.watch();
     note(&format!(
-        "reading {} in {}; the plan's peak is {peak}\n",
+        "reading {} in {}; the plan's peak is {peak}",
         counted(report.tokens, "token"),
         report.lie()
     ));
@@ -123,7 +123,7 @@ pub fn perplexity(args: &Args) -> anyhow::Result<()> {
         sum += measurement.score(&window, &mut watch)?;
         watch.clear();
         if report.windows > 1 {
-            note(&format!("{number}: perplexity so far {:.4}\n", sum.perplexity()));
+            note(&format!("{number}: perplexity so far {:.4}", sum.perplexity()));
         }
     }
     report.seconds = started.elapsed().as_secs_f64();

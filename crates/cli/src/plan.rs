@@ -318,7 +318,7 @@ fn verdict(plan: &Plan, outcome: &Outcome<'_>) -> String {
         text += &format!("  {suggestion}\n");
     }
     if let Some(warning) = crowded(plan.max[Component::WeightsMapped], peak) {
-        text += &format!("  {warning}");
+        text += &format!("  {warning}\n");
     }
     text
 }

@@ -1,7 +1,7 @@
 //! What a user sees while a prompt is read, and what is measured meanwhile.
 
 use crate::interrupt::Interrupt;
-use crate::output::note;
+use crate::output::{note, rewrite_line};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -122,15 +122,15 @@ impl<'a> Watch<'a> {
             100.0 * share
         );
         match self.style {
-            Style::Terminal => note(&format!("\r\x1b[2K{line}")),
-            Style::Log => note(&format!("{line}\n")),
+            Style::Terminal => rewrite_line(&line),
+            Style::Log => note(&line),
         }
     }
 
     /// Removes the progress line.
     pub fn clear(&mut self) {
         if self.style == Style::Terminal && self.shown.take().is_some() {
-            note("\r\x1b[2K");
+            rewrite_line("");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::interrupt::Interrupt;
 use crate::model::{self, Check};
-use crate::output::{note, print_report, print_text};
+use crate::output::{note, print_text, printable_path};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
@@ -27,13 +27,13 @@ pub struct Args {
 pub fn pull(args: &Args) -> anyhow::Result<()> {
     let pulled = model::pull(&args.model, Check::Digest, &Interrupt::install()?)?;
     if let Some(license) = &pulled.license {
-        note(&format!("license: {}. {}\n", license.name, license.note));
+        note(&format!("license: {}. {}", license.name, license.note));
     }
-    note(&format!("{} bytes from {}\n", pulled.n_bytes, pulled.source));
-    let path = format!("{}\n", pulled.path.display());
+    note(&format!("{} bytes from {}", pulled.n_bytes, pulled.source));
     // A script gets the name as it is.
-    match std::io::stdout().is_terminal() {
-        true => print_report(&path),
-        false => print_text(&path),
-    }
+    let path = match std::io::stdout().is_terminal() {
+        true => printable_path(&pulled.path),
+        false => pulled.path.display().to_string(),
+    };
+    print_text(&(path + "\n"))
 }

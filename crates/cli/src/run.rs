@@ -6,7 +6,7 @@ use crate::files::{check_output, write_file};
 use crate::flags::{ChosenChunk, CpuFlags, LogprobFlags, RunFlags, SampleFlags};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, Printer, counted, note, printable};
+use crate::output::{JsonTarget, Printer, counted, note, note_lines, printable_path};
 use crate::prompt::{Prompt, PromptFlags, Source};
 use crate::summary::{Bounds, answer_summary, batch_summary, crowded, summary, window_line};
 use anyhow::Context;
@@ -151,7 +151,7 @@ fn with_file(error: anyhow::Error, named: &[Named]) -> anyhow::Error {
 impl Named {
     /// The file's name, if there are several.
     fn name(&self) -> Option<String> {
-        Some(printable(&self.file.as_ref()?.to_string_lossy()))
+        Some(printable_path(self.file.as_ref()?))
     }
 
     /// What is wrong with the prompt, with its file's name.
@@ -186,7 +186,7 @@ impl Args {
         if !self.sample.stop.is_empty() {
             return Err(error).context("--stop looks for text in the answer");
         }
-        note(&format!("the answer is token ids, up to --max-tokens of them: {error}\n"));
+        note(&format!("the answer is token ids, up to --max-tokens of them: {error}"));
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Args {
         let chosen = self.run.chosen_chunk(rates, choose)?;
         if let Some(chosen) = &chosen {
             config.schedule = kind.with_chunk(chosen.chunk);
-            note(&format!("{chosen}\n"));
+            note(&chosen.to_string());
         }
         Ok(chosen)
     }
@@ -223,7 +223,7 @@ impl Args {
             if prompt.dropped > 0 {
                 note(&format!(
                     "{} was longer than the context of {}: {} of the document dropped, {} left \
-                     with question and template\n",
+                     with question and template",
                     named.name().unwrap_or_else(|| "the prompt".to_owned()),
                     counted(context, "token"),
                     counted(prompt.dropped, "token"),
@@ -259,7 +259,7 @@ impl Args {
                 Ok(None) => break,
                 Ok(Some(Ok(answer))) => {
                     let printed = printer.print("\n");
-                    note(&self.summary(&answer, named, engine));
+                    note_lines(&self.summary(&answer, named, engine));
                     ended.push((answer, named));
                     printed
                 }
@@ -276,7 +276,7 @@ impl Args {
         }
         if let (true, Some((last, _))) = (named.len() > 1, ended.last()) {
             let n_tokens = named.iter().map(|named| named.prompt.ids.len()).sum();
-            note(&batch_summary(named.len(), n_tokens, &last.report, answers.decoded()));
+            note_lines(&batch_summary(named.len(), n_tokens, &last.report, answers.decoded()));
         }
         failed.extend([self.write(ended, named.len(), chosen), printer.finish()]);
         exit::all(failed)
@@ -373,7 +373,7 @@ fn announce(engine: &Engine<Cpu>, config: &RunConfig, prompts: &[&[u32]]) -> any
         1 => tokens,
         n => format!("{n} prompts with {tokens} in all"),
     };
-    note(&format!("reading {what}; the plan's peak is {}{limit}\n", Bytes(peak)));
+    note(&format!("reading {what}; the plan's peak is {}{limit}", Bytes(peak)));
     if let Some(warning) = crowded(engine.model().weight_bytes().mapped, peak) {
         note(&warning);
     }

@@ -165,7 +165,7 @@ pub fn crowded(mapped: u64, run: u64) -> Option<String> {
     (mapped.saturating_add(run) > installed).then(|| {
         format!(
             "warning: weights ({}) and run ({}) together exceed the {} there are; the weights will \
-             be read from disk repeatedly\n",
+             be read from disk repeatedly",
             Bytes(mapped),
             Bytes(run),
             Bytes(installed)

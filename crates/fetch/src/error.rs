@@ -223,13 +223,14 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// Shows attempts one a line.
+/// Shows attempts one a line; further lines of a reason, which may be another program's words, are
+/// indented below it.
 struct AttemptList<'a>(&'a [Attempt]);
 
 impl fmt::Display for AttemptList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for attempt in self.0 {
-            write!(f, "\n  {}: {}", attempt.source, attempt.reason)?;
+            write!(f, "\n  {}: {}", attempt.source, attempt.reason.replace('\n', "\n    "))?;
         }
         Ok(())
     }

@@ -150,7 +150,7 @@ pub fn kernels(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     let config = args.cpu.config(args.precision);
     let cpu = Cpu::new(config)?;
-    note("measuring; this takes a few minutes\n");
+    note("measuring; this takes a few minutes");
     let mut report = Report::new(&cpu, config.isa()?);
     for Layer { name, shape, types } in layers()? {
         for (what, types) in [("Q4_K_M", types), ("BF16", [WeightType::BF16; 7])] {

@@ -5,7 +5,7 @@ use crate::exit;
 use crate::files::{check_writable, write_file};
 use crate::flags::{CpuFlags, Precision};
 use crate::interrupt::Interrupt;
-use crate::output::{JsonTarget, Printer, counted, note, printable, table};
+use crate::output::{JsonTarget, Printer, counted, excerpt, note, table};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -153,7 +153,7 @@ impl Machine {
                 };
                 note(&format!(
                     "{} is not used, neither to say how long reading takes nor to choose a chunk: \
-                     {error:#}; {advice}\n",
+                     {error:#}; {advice}",
                     path.display()
                 ));
                 Kept::Nothing
@@ -164,10 +164,10 @@ impl Machine {
     /// Whether the figures are of this processor with these settings.
     fn compared(self, isa: &str, threads: usize) -> Kept {
         if self.cpu != processor() {
-            return Kept::Other(format!("another CPU, {}", printable(&self.cpu)));
+            return Kept::Other(format!("another CPU, {}", excerpt(&self.cpu)));
         }
         if self.isa != isa {
-            return Kept::Other(format!("{}, not {isa}", printable(&self.isa)));
+            return Kept::Other(format!("{}, not {isa}", excerpt(&self.isa)));
         }
         match self.threads == threads {
             true => Kept::This(self),
@@ -278,7 +278,7 @@ pub fn machine(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
     let path = path()?;
     check_place(&path)?;
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
-    note("measuring; this takes about half a minute\n");
+    note("measuring; this takes about half a minute");
     let machine = Machine::measure(args.cpu.config(Precision::Auto), interrupt)?;
     let kept = write_file(&path, &serde_json::to_vec_pretty(&machine)?);
     printer.print(&machine.text())?;

@@ -10,7 +10,7 @@ use crate::exit;
 use crate::flags::{CpuFlags, LogprobFlags, Precision, SampleFlags, count, positive};
 use crate::interrupt::Interrupt;
 use crate::model;
-use crate::output::{JsonTarget, Printer, counted};
+use crate::output::{JsonTarget, Printer, counted, printable, printable_path};
 use crate::progress::seconds;
 use crate::prompt::{PromptFlags, Source};
 use anyhow::{Context, ensure};
@@ -138,8 +138,8 @@ fn is_right(answer: &str, document: &Document) -> bool {
 }
 
 fn answer_line(report: &RunReport, document: &Document) -> String {
-    let answer = report.output_text.trim();
-    let verdict = if is_right(answer, document) { "right" } else { "WRONG" };
+    let answer = printable(report.output_text.trim());
+    let verdict = if is_right(&answer, document) { "right" } else { "WRONG" };
     let time = seconds(report.ttft_s);
     format!("  {:<13} {ANSWER_PREFIX} {answer}   {verdict}, after {time}\n", report.schedule)
 }
@@ -157,7 +157,7 @@ impl Args {
             "{} reads {} on {} ({}). {depth} % into them it says:\n\n\
              {}\n\n  Asked at the end: {QUESTION}\n  Kept of each layer and head: {}. \
              Chunks of tide: {}.\n\n",
-            model.display(),
+            printable_path(model),
             counted(n_tokens, "token"),
             counted(backend.threads(), "thread"),
             backend.name(),

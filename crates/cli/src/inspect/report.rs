@@ -1,7 +1,7 @@
 //! What `tidekv inspect` says, as an object and for people.
 
 use super::contents::{Contents, Dimension, FIELDS, ModelPart, file_type};
-use crate::output::{counted, printable, table, wrapped};
+use crate::output::{counted, excerpt, printable, table, wrapped};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tidekv::memory::Bytes;
@@ -218,7 +218,7 @@ impl Report {
             .collect();
         facts.push(("format", format!("{container}, {} in all", Bytes(self.bytes))));
         let stated =
-            |text: &Option<String>| text.as_deref().map_or("not stated".to_owned(), printable);
+            |text: &Option<String>| text.as_deref().map_or("not stated".to_owned(), excerpt);
         facts.push(("architecture", stated(&self.architecture)));
         facts.push(("name", stated(&self.name)));
         facts.push((
@@ -241,7 +241,7 @@ impl Report {
         let heading = ["tensor type", "tensors", "parameters", "bytes"].map(str::to_owned).to_vec();
         let row = |of: &TypeReport| {
             let bytes = of.bytes.map_or("unknown".to_owned(), |bytes| Bytes(bytes).to_string());
-            vec![printable(&of.ty), of.tensors.to_string(), rounded(of.parameters), bytes]
+            vec![excerpt(&of.ty), of.tensors.to_string(), rounded(of.parameters), bytes]
         };
         std::iter::once(heading).chain(self.tensor_types.iter().map(row)).collect()
     }
@@ -275,7 +275,7 @@ impl Report {
 impl License {
     fn text(&self) -> String {
         let parts = [&self.id, &self.name, &self.link].into_iter().flatten();
-        parts.map(|part| printable(part)).collect::<Vec<_>>().join(", ")
+        parts.map(|part| excerpt(part)).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -293,7 +293,7 @@ impl TokenizerReport {
     }
 
     fn text(&self) -> String {
-        let stated = |text: &Option<String>| text.as_deref().map_or("none".to_owned(), printable);
+        let stated = |text: &Option<String>| text.as_deref().map_or("none".to_owned(), excerpt);
         let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
         format!(
             "{}, pre-tokenizer {}, {}, BOS {}, EOS {}, {} chat template",
@@ -357,7 +357,7 @@ fn tensor_rows(tensors: &[TensorReport]) -> Vec<Vec<String>> {
     let row = |tensor: &TensorReport| {
         let shape = tensor.shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
         let bytes = tensor.bytes.map_or("unknown".to_owned(), |bytes| Bytes(bytes).to_string());
-        vec![printable(&tensor.name), printable(&tensor.ty), shape, bytes]
+        vec![excerpt(&tensor.name), excerpt(&tensor.ty), shape, bytes]
     };
     std::iter::once(heading).chain(tensors.iter().map(row)).collect()
 }
@@ -366,10 +366,11 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// Labels and what they stand for, aligned.
+/// Labels and what they stand for, made [`printable`], aligned.
 fn lines(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
-    facts.iter().map(|(label, fact)| format!("  {label:<width$}  {fact}\n")).collect()
+    let line = |(label, fact): &(&str, String)| format!("  {label:<width$}  {}\n", printable(fact));
+    facts.iter().map(line).collect()
 }
 
 /// A count for people: 134.5 million.
@@ -397,5 +398,6 @@ mod tests {
         let facts = [("a", "1".to_owned()), ("long", "2".to_owned())];
         assert_eq!(lines(&facts), "  a     1\n  long  2\n");
         assert_eq!(lines(&[]), "");
+        assert_eq!(lines(&[("a", "1\n  b  2".to_owned())]), "  a  1\\n  b  2\n");
     }
 }

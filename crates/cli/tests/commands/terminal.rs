@@ -4,7 +4,28 @@ use crate::rig::{Place, command, ends_with, json, stderr, tidekv};
 use std::path::Path;
 use tidekv_format::{TensorType, Value as Metadata};
 
-const HOSTILE: &str = "a\x1b[2J\u{9b}1A\u{202e}b";
+const HOSTILE: &str = "a\x1b[2J\u{9b}1A\u{202e}b\nerror: c\u{200b}\u{e0041}";
+const SHOWN: &str = "a\\u{1b}[2J\\u{9b}1A\\u{202e}b\\nerror: c\\u{200b}\\u{e0041}";
+
+/// Nothing that steers a terminal or cannot be seen, and no line of somebody else's.
+#[track_caller]
+fn assert_harmless(text: &str) {
+    let hostile = ['\x1b', '\u{9b}', '\u{202e}', '\u{200b}', '\u{e0041}'];
+    assert!(!text.contains(hostile), "{text}");
+    assert!(text.lines().all(|line| !line.trim_start().starts_with("error: c")), "{text}");
+}
+
+#[test]
+#[should_panic = "error: c"]
+fn a_line_of_somebody_elses_is_noticed() {
+    assert_harmless("error: a\nerror: c");
+}
+
+#[test]
+#[should_panic = "unseen"]
+fn what_cannot_be_seen_is_noticed() {
+    assert_harmless("unseen \u{e0041}");
+}
 
 #[test]
 fn errors_and_reports_show_control_characters_as_text() {
@@ -24,6 +45,14 @@ fn errors_and_reports_show_control_characters_as_text() {
     writer.write_to(Path::new(&template)).unwrap();
     let named = place.name(HOSTILE);
     std::fs::copy(place.model(), &named).unwrap();
+    let directory = place.name("several");
+    std::fs::create_dir(&directory).unwrap();
+    for name in ["x", HOSTILE] {
+        std::fs::copy(place.model(), format!("{directory}/{name}.gguf")).unwrap();
+    }
+    let damaged = place.name(&format!("{HOSTILE}.damaged"));
+    std::fs::write(&damaged, b"GGUF").unwrap();
+    let prompt = place.write(&format!("{HOSTILE}.txt"), b"a b c d e f g h");
     let run = ["--prompt", "a", "--max-tokens", "1"];
     for (args, code) in [
         ([&["run", &family], &run[..]].concat(), 1),
@@ -32,6 +61,38 @@ fn errors_and_reports_show_control_characters_as_text() {
         (vec!["inspect", &named], 0),
         (vec!["inspect", &tensor, "--tensors"], 0),
         (vec!["verify", &named, "--tokens", "40", "--chunks", "16"], 0),
+        (vec!["plan", &directory, "--tokens", "8"], 1),
+        (vec!["plan", &damaged, "--tokens", "8"], 1),
+        (vec!["inspect", &damaged], 1),
+        (vec!["perplexity", &named, &prompt], 0),
+        (vec!["bench", "prefill", &named, "--tokens", "9", "--decode", "1"], 0),
+        (
+            vec![
+                "run",
+                &named,
+                "--prompt-file",
+                &prompt,
+                "--prompt-file",
+                &prompt,
+                "--max-tokens",
+                "1",
+            ],
+            0,
+        ),
+        (
+            vec![
+                "run",
+                &named,
+                "--prompt-ids",
+                "1,2",
+                "--json",
+                &damaged,
+                "--dump-retained",
+                &damaged,
+            ],
+            2,
+        ),
+        (vec!["plan", "--shape", &prompt, "--tokens", "8"], 1),
         (vec!["plan", HOSTILE, "--tokens", "8"], 1),
         (vec!["plan", "x", "--tokens", HOSTILE], 2),
         (vec!["run", "x", HOSTILE], 2),
@@ -39,10 +100,10 @@ fn errors_and_reports_show_control_characters_as_text() {
         let output = tidekv(&args);
         ends_with(&output, code, &[]);
         let shown = String::from_utf8(output.stdout.clone()).unwrap() + &stderr(&output);
-        // The command line's parser leaves out what it takes for a colour.
-        let expected = if code == 2 { "a\\u{9b}1A" } else { "a\\u{1b}[2J\\u{9b}1A\\u{202e}b" };
-        assert!(shown.contains(expected), "{args:?}: {shown}");
-        assert!(!shown.contains(['\x1b', '\u{9b}', '\u{202e}']), "{args:?}: {shown}");
+        if args[0] != "perplexity" {
+            assert!(shown.contains(SHOWN), "{args:?}: {shown}");
+        }
+        assert_harmless(&shown);
     }
 }
 
@@ -62,10 +123,13 @@ fn json_on_standard_output_cannot_either() {
         let output = tidekv(&[args, &["--json", "-"]].concat());
         let report = json(&output);
         let text = String::from_utf8(output.stdout).unwrap();
-        assert!(!text.contains(['\x1b', '\u{9b}', '\u{202e}']), "{args:?}: {text}");
+        assert_harmless(&text);
         if args[0] == "inspect" {
             assert_eq!(report["name"], HOSTILE);
-            assert!(text.contains(r"a\u001b[2J\u009b1A\u202eb"), "{text}");
+            assert!(
+                text.contains(r"a\u001b[2J\u009b1A\u202eb\nerror: c\u200b\udb40\udc41"),
+                "{text}"
+            );
         }
     }
 }
