@@ -128,6 +128,17 @@ fn of_sessions(failed: &[(usize, Error)], n_sessions: usize) -> String {
 }
 
 impl Error {
+    /// Whether the model's files are damaged, incomplete or contradict themselves. An error of sound
+    /// files, of a model that is merely not supported too, is none.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Error::Format(_) => true,
+            Error::Model(error) => error.is_damage(),
+            Error::Text(error) => error.is_damage(),
+            _ => false,
+        }
+    }
+
     /// The error of one of `n_prompts` prompts. An only prompt needs no number, nor
     /// does what stops the whole batch: its memory, its files, its caller.
     pub(crate) fn of_prompt(self, index: usize, n_prompts: usize) -> Self {

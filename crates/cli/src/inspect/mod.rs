@@ -3,10 +3,12 @@
 mod contents;
 mod report;
 
+use crate::exit;
 use crate::flags::{CpuFlags, Precision, bytes};
 use crate::interrupt::Interrupt;
 use crate::model;
 use crate::output::{JsonTarget, print_report};
+use anyhow::Context;
 use contents::Contents;
 use report::{Fit, Report, TokenizerReport};
 use std::ffi::OsString;
@@ -22,7 +24,8 @@ use tidekv_cpu::Cpu;
 /// Reads headers only. Shows format, name, license and sizes as the file states them, the types its
 /// tensors are stored in, the tokenizer, what keeps the model from running if it does not, and the
 /// largest prompt that fits this machine if it does. A model that is merely not supported is no
-/// failure; a file that is no model, or a damaged one, exits with 1.
+/// failure; a file that is no model, or one that is damaged or lacks a part, exits with 1, the latter
+/// after all that can be said of it.
 ///
 ///   tidekv inspect model.gguf
 ///   tidekv inspect smollm2-135m --tensors --json -
@@ -48,7 +51,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// A file that is no model, or a damaged one.
+/// A file that is no model, or a damaged one: the latter when the report is out.
 pub fn inspect(args: &Args) -> anyhow::Result<()> {
     if let Some(json) = &args.json {
         json.check(&[Path::new(&args.model)])?;
@@ -59,31 +62,36 @@ pub fn inspect(args: &Args) -> anyhow::Result<()> {
     if args.tensors {
         report.list_tensors(&contents);
     }
-    args.try_to_run(&path, &contents, &mut report)?;
-    if let Some(json) = &args.json {
-        json.write(&report)?;
-    }
-    if args.json != Some(JsonTarget::Stdout) {
-        print_report(&report.text())?;
-    }
-    Ok(())
+    let damage = args.try_to_run(&path, &contents, &mut report)?;
+    let written = args.json.as_ref().map_or(Ok(()), |json| json.write(&report));
+    let printed = match args.json == Some(JsonTarget::Stdout) {
+        true => Ok(()),
+        false => print_report(&report.text()),
+    };
+    let sound = damage.map_or(Ok(()), |damage| Err(damage).context(path.display().to_string()));
+    exit::all([sound, written, printed])
 }
 
 impl Args {
     /// Finds out what the engine makes of the model by letting it try, and notes
-    /// what keeps it from running. Nothing is computed.
+    /// what keeps it from running. Nothing is computed. Gives what is damaged, if anything is.
     fn try_to_run(
         &self,
         path: &Path,
         contents: &Contents,
         report: &mut Report,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<Error>> {
         let backend = Cpu::new(self.cpu.config(Precision::Auto))?;
+        let mut damage = None;
         let opened = Model::open(path, None);
         match &opened {
             Ok(model) => report.set_shape(&model.spec.shape),
             // The engine would not come to the tokenizer.
-            Err(_) => report.problems.extend(tokenizer_problem(contents)),
+            Err(_) => {
+                let problem = tokenizer_problem(contents);
+                report.problems.extend(problem.as_ref().map(TextError::to_string));
+                damage = problem.filter(TextError::is_damage).map(Error::from);
+            }
         }
         match opened.and_then(|model| Engine::new(model, backend)) {
             Ok(engine) => {
@@ -96,7 +104,12 @@ impl Args {
                         report.tokenizer.get_or_insert_with(read);
                         report.problems.extend(template_problem(tokenizer));
                     }
-                    Err(error) => report.problems.push(error.to_string()),
+                    Err(error) => {
+                        report.problems.push(error.to_string());
+                        // A model without a tokenizer takes token ids.
+                        let damaged = matches!(&error, Error::Text(error) if error.is_damage());
+                        damage = Some(error).filter(|_| damaged);
+                    }
                 }
             }
             Err(error) => {
@@ -104,9 +117,10 @@ impl Args {
                     report.quantisation = Some(quantisation.clone());
                 }
                 report.problems.insert(0, error.to_string());
+                damage = Some(error).filter(Error::is_damage).or(damage);
             }
         }
-        Ok(())
+        Ok(damage)
     }
 
     fn fit(&self, engine: &Engine<Cpu>) -> Fit {
@@ -126,7 +140,7 @@ fn template_problem(tokenizer: &Tokenizer) -> Option<String> {
 }
 
 /// What keeps the vocabulary from being used.
-fn tokenizer_problem(contents: &Contents) -> Option<String> {
+fn tokenizer_problem(contents: &Contents) -> Option<TextError> {
     let source = VocabSource::from_metadata(contents.metadata()?);
-    source.and_then(Tokenizer::new).err().map(|error| error.to_string())
+    source.and_then(Tokenizer::new).err()
 }

@@ -95,3 +95,21 @@ pub enum ModelError {
         key: String,
     },
 }
+
+impl ModelError {
+    /// Whether something is missing or makes no sense, rather than not supported.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            ModelError::Architecture { .. }
+            | ModelError::Feature { .. }
+            | ModelError::Quantised { .. }
+            | ModelError::UnreadTensor { .. }
+            | ModelError::TensorType { .. } => false,
+            ModelError::MissingTensor { .. }
+            | ModelError::TensorShape { .. }
+            | ModelError::Value { .. }
+            | ModelError::File { .. }
+            | ModelError::MissingKey { .. } => true,
+        }
+    }
+}

@@ -144,6 +144,13 @@ pub enum TextError {
     },
 }
 
+impl TextError {
+    /// Whether the model's vocabulary or its files are damaged, rather than missing or not supported.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, TextError::Format(_) | TextError::File { .. } | TextError::Vocabulary { .. })
+    }
+}
+
 /// `bytes` as text, or where it stops being UTF-8.
 ///
 /// A byte order mark is not removed: it is part of the text.
