@@ -112,15 +112,19 @@ pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path);
     }
-    let Models { gguf, passed_over, weights } = Models::of(&path)?;
+    let Models { gguf, passed_over, unfinished, weights, empty } = Models::of(&path)?;
     let directory = path.display();
     match (gguf.as_slice(), &weights) {
-        ([], None) if !passed_over.is_empty() => bail!(
-            "{directory} holds no model; not taken for one, as hidden, empty, no regular file, \
-             later part of a split model, or by its name a projector (mmproj) or an importance \
-             matrix (imatrix): {}",
-            listed(&passed_over)
+        ([], None) if empty => bail!(
+            "{directory} is empty; name a GGUF file, or a directory with one or with a Hugging Face \
+             model (config.json and model.safetensors)"
         ),
+        ([], None) if !(passed_over.is_empty() && unfinished.is_empty()) => {
+            let reasons = [(UNFINISHED, unfinished), (PASSED_OVER, passed_over)];
+            let reasons = reasons.iter().filter(|(_, paths)| !paths.is_empty());
+            let reasons = reasons.map(|(reason, paths)| format!("; {reason}: {}", listed(paths)));
+            bail!("{directory} holds no model{}", reasons.collect::<String>())
+        }
         ([], _) => Ok(path),
         ([only], None) => {
             note(&format!("the model is {}", only.display()));
@@ -139,37 +143,55 @@ pub fn path(name: &OsStr, interrupt: &Interrupt) -> anyhow::Result<PathBuf> {
     }
 }
 
+const UNFINISHED: &str = "these are of downloads that have not ended, to be resumed or repeated";
+const PASSED_OVER: &str = "not taken for one, as hidden, empty, no regular file, later part of a \
+                           split model, or by its name a projector (mmproj) or an importance matrix \
+                           (imatrix)";
+
+/// What programs put behind the name of a file that they have not downloaded whole.
+const UNFINISHED_ENDINGS: [&str; 6] =
+    [".part", ".partial", ".incomplete", ".download", ".crdownload", ".aria2"];
+
 /// What a directory holds.
-#[derive(Default)]
 struct Models {
     /// GGUF models, in order; of a split one its first part.
     gguf: Vec<PathBuf>,
     /// Other things whose names end as those of GGUF files, in order.
     passed_over: Vec<PathBuf>,
+    /// By their names, parts of downloads, in order.
+    unfinished: Vec<PathBuf>,
     /// The weights of a Hugging Face model, or their index.
     weights: Option<PathBuf>,
+    /// Whether it holds nothing at all.
+    empty: bool,
 }
 
 impl Models {
     fn of(directory: &Path) -> anyhow::Result<Models> {
         let unreadable = || directory.display().to_string();
-        let mut models = Models::default();
+        let (mut gguf, mut passed_over, mut unfinished) = (Vec::new(), Vec::new(), Vec::new());
+        let mut empty = true;
         for entry in directory.read_dir().with_context(unreadable)? {
             let entry = entry.with_context(unreadable)?.path();
+            empty = false;
             let name = entry.file_name().unwrap_or_default().to_string_lossy();
+            let lower = name.to_ascii_lowercase();
             let later_part = NumberedName::of(&entry, ".gguf").is_some_and(|part| part.number > 1);
             if is_gguf_model_name(&name) && !later_part && has_bytes(&entry) {
-                models.gguf.push(entry);
-            } else if name.to_ascii_lowercase().ends_with(".gguf") {
-                models.passed_over.push(entry);
+                gguf.push(entry);
+            } else if lower.ends_with(".gguf") {
+                passed_over.push(entry);
+            } else if UNFINISHED_ENDINGS.iter().any(|ending| lower.ends_with(ending)) {
+                unfinished.push(entry);
             }
         }
-        models.gguf.sort();
-        models.passed_over.sort();
+        for paths in [&mut gguf, &mut passed_over, &mut unfinished] {
+            paths.sort();
+        }
         let weights = ["model.safetensors", "model.safetensors.index.json"];
-        models.weights =
+        let weights =
             weights.map(|name| directory.join(name)).into_iter().find(|path| has_bytes(path));
-        Ok(models)
+        Ok(Models { gguf, passed_over, unfinished, weights, empty })
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// A path whose file name ends in `-NUMBER-of-COUNT` and an ending. Writers agree on five digits, with
-/// exceptions (`model-00001-of-000163.safetensors`), so the digits are kept as they were found.
+/// A path whose file name ends in `-NUMBER-of-COUNT` and an ending, in letters of either case. Writers
+/// agree on five digits, with exceptions (`model-00001-of-000163.safetensors`), so the digits are kept
+/// as they were found, and so are the letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumberedName<'a> {
     dir: &'a Path,
     prefix: &'a str,
+    of: &'a str,
     ending: &'a str,
     digits: usize,
     count_text: &'a str,
@@ -17,22 +19,30 @@ pub struct NumberedName<'a> {
     pub count: u64,
 }
 
+/// Between the number and the count.
+const OF: &str = "-of-";
+
 impl<'a> NumberedName<'a> {
     /// `None` for a name of another form. `ending` begins with its dot.
-    pub fn of(path: &'a Path, ending: &'a str) -> Option<NumberedName<'a>> {
-        let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
-        let (rest, count_text) = stem.rsplit_once("-of-")?;
+    pub fn of(path: &'a Path, ending: &str) -> Option<NumberedName<'a>> {
+        let name = path.file_name()?.to_str()?;
+        // Of the same length, byte for byte.
+        let lower = name.to_ascii_lowercase();
+        let stem = lower.strip_suffix(&ending.to_ascii_lowercase())?;
+        let (stem, ending) = name.split_at(stem.len());
+        let (rest, from_of) = stem.split_at(lower[..stem.len()].rfind(OF)?);
+        let (of, count_text) = from_of.split_at(OF.len());
         let (prefix, number_text) = rest.rsplit_once('-')?;
         let dir = path.parent().unwrap_or(Path::new(""));
         let (number, count) = (digits(number_text)?, digits(count_text)?);
         let digits = number_text.len();
-        Some(NumberedName { dir, prefix, ending, digits, count_text, number, count })
+        Some(NumberedName { dir, prefix, of, ending, digits, count_text, number, count })
     }
 
     /// Path of the file with this number.
     pub fn sibling(&self, number: u64) -> PathBuf {
-        let NumberedName { prefix, ending, digits, count_text, .. } = self;
-        self.dir.join(format!("{prefix}-{number:0digits$}-of-{count_text}{ending}"))
+        let NumberedName { prefix, of, ending, digits, count_text, .. } = self;
+        self.dir.join(format!("{prefix}-{number:0digits$}{of}{count_text}{ending}"))
     }
 
     /// Path of the file with the prefix alone and another ending.
@@ -63,6 +73,10 @@ mod tests {
         let name = NumberedName::of(path, ".safetensors").unwrap();
         assert_eq!((name.number, name.count), (1, 163));
         assert_eq!(name.sibling(17), Path::new("model-00017-of-000163.safetensors"));
+        let path = Path::new("dir/É-00001-OF-00003.GGUF");
+        let name = NumberedName::of(path, ".gguf").unwrap();
+        assert_eq!((name.number, name.count), (1, 3));
+        assert_eq!(name.sibling(2), Path::new("dir/É-00002-OF-00003.GGUF"));
     }
 
     #[test]

@@ -130,7 +130,35 @@ fn missing_part() {
         let fault = fault(&dir, through);
         let path = path_of(dir.path(), 2);
         assert!(fault.to_string().contains(&path.display().to_string()), "{fault}");
-        assert_eq!(fault, SplitFault::Missing { part: 2, count: 3, path });
+        assert_eq!(fault, SplitFault::Missing { count: 3, paths: vec![path] });
+    }
+}
+
+#[test]
+fn all_missing_parts_are_named() {
+    let dir = three_parts(|_, _| {});
+    for number in [1, 3] {
+        fs::remove_file(path_of(dir.path(), number)).unwrap();
+    }
+    let fault = fault(&dir, 2);
+    let paths = [1, 3].map(|number| path_of(dir.path(), number));
+    let text = fault.to_string();
+    assert!(text.starts_with("2 of the 3 parts are missing"), "{text}");
+    for path in &paths {
+        assert!(text.contains(&path.display().to_string()), "{text}");
+    }
+    assert_eq!(fault, SplitFault::Missing { count: 3, paths: paths.to_vec() });
+}
+
+#[test]
+fn names_in_capitals_are_names() {
+    let dir = three_parts(|_, _| {});
+    let capital = |number: u16| dir.path().join(format!("M-{number:05}-OF-00003.GGUF"));
+    for number in 1..=3 {
+        fs::rename(path_of(dir.path(), number), capital(number)).unwrap();
+    }
+    for through in 1..=3 {
+        assert_eq!(GgufModel::open(&capital(through)).unwrap().store().tensors().len(), 3);
     }
 }
 

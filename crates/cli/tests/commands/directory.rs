@@ -36,6 +36,75 @@ fn a_split_model_is_one() {
 }
 
 #[test]
+fn names_in_capitals_are_those_of_models() {
+    let place = Place::new();
+    let single = place.path("single");
+    let parts = place.path("parts");
+    for directory in [&single, &parts] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    std::fs::copy(place.model(), single.join("TINY.GGUF")).unwrap();
+    let written = tiny_llama(1).writer().write_split(&parts, "split", 3).unwrap();
+    for path in &written {
+        let name = path.file_name().unwrap().to_str().unwrap().to_uppercase();
+        std::fs::rename(path, parts.join(name)).unwrap();
+    }
+    for output in all(&place.name("single")) {
+        ends_with(&output, 0, &["the model is", "TINY.GGUF"]);
+    }
+    for output in all(&place.name("parts")) {
+        ends_with(&output, 0, &["the model is", "SPLIT-00001-OF-00003.GGUF"]);
+    }
+    for output in all(&place.name("parts/SPLIT-00002-OF-00003.GGUF")) {
+        ends_with(&output, 0, &[]);
+    }
+}
+
+#[test]
+fn all_parts_that_are_missing_are_named() {
+    let place = Place::new();
+    let second = place.split(4);
+    for number in [1, 3] {
+        std::fs::remove_file(place.path(&format!("split-0000{number}-of-00004.gguf"))).unwrap();
+    }
+    for output in all(&second) {
+        let words = ["2 of the 4 parts", "split-00001-of-00004.gguf", "split-00003-of-00004.gguf"];
+        ends_with(&output, 1, &words);
+    }
+    // A name and a header that count differently.
+    let renamed = place.name("split-00002-of-00003.gguf");
+    std::fs::rename(second, &renamed).unwrap();
+    for output in all(&renamed) {
+        let words = ["part 2 of 3", "`split.count`", "part 2 of 4", "`-00001-of-00004`"];
+        ends_with(&output, 1, &words);
+    }
+}
+
+#[test]
+fn an_empty_directory_and_unfinished_downloads_are_said() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("directory")).unwrap();
+    let directory = place.name("directory");
+    for output in all(&directory) {
+        ends_with(&output, 1, &["directory is empty", "GGUF file", "config.json"]);
+    }
+    for name in ["a.gguf.part", "b.GGUF.PART", "c.incomplete"] {
+        place.write(&format!("directory/{name}"), b"GGUF");
+    }
+    place.write("directory/d-mmproj.gguf", b"GGUF");
+    for output in all(&directory) {
+        let words =
+            ["holds no model", "downloads that have not ended", "a.gguf.part", "b.GGUF.PART"];
+        ends_with(&output, 1, &[&words[..], &["c.incomplete", "(mmproj)", "d-mmproj"]].concat());
+    }
+    // Beside a model they are nobody's business.
+    std::fs::copy(place.model(), place.path("directory/tiny.gguf")).unwrap();
+    for output in all(&directory) {
+        ends_with(&output, 0, &["the model is", "tiny.gguf"]);
+    }
+}
+
+#[test]
 fn of_several_one_has_to_be_named() {
     let place = Place::new();
     std::fs::copy(place.model(), place.path("other.GGUF")).unwrap();

@@ -118,22 +118,23 @@ pub enum SplitFault {
         /// How many parts the model has.
         count: u64,
     },
-    /// A part that is not there.
+    /// Parts that are not there.
     #[error(
-        "part {part} of {count} is missing: expected it at {} (all parts must be in one directory)",
-        path.display()
+        "{} of the {count} parts {} missing: expected {} (all parts must be in one directory)",
+        paths.len(),
+        if paths.len() == 1 { "is" } else { "are" },
+        listed(paths)
     )]
     Missing {
-        /// The missing number.
-        part: u64,
         /// How many parts the model has.
         count: u64,
-        /// Where it should be.
-        path: PathBuf,
+        /// Where those should be that are missing, in order of number; not empty.
+        paths: Vec<PathBuf>,
     },
     /// A file whose name gives it another number or count than its header.
     #[error(
-        "named as part {named} of {named_count}, but its header says part {part} of {count}: files were renamed or mixed up"
+        "named as part {named} of {named_count}, but its header (`split.no`, `split.count`) says part {part} of {count}: files were renamed or mixed up, so {}",
+        one_set(*named_count, *count)
     )]
     Misnamed {
         /// The number in the name.
@@ -251,6 +252,27 @@ pub enum ShardFault {
         /// The shard.
         shard: String,
     },
+}
+
+/// Up to ten paths in one line.
+fn listed(paths: &[PathBuf]) -> String {
+    const SHOWN: usize = 10;
+    let shown = paths.iter().take(SHOWN).map(|path| path.display().to_string());
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match paths.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// What to do about a name and a header that disagree.
+fn one_set(named_count: u64, count: u64) -> String {
+    match named_count == count {
+        true => "give all parts the names they were published under".to_owned(),
+        false => format!(
+            "get all {count} parts, `-00001-of-{count:05}` to `-{count:05}-of-{count:05}`, from one place"
+        ),
+    }
 }
 
 /// The end of the sentence about a directory without the looked-for weights.

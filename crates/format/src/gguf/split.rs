@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{FormatError, Limit, SplitFault, cut};
 use crate::numbered::NumberedName;
@@ -168,8 +168,7 @@ fn open_sibling(
     let path = name.sibling(number);
     let file = match GgufFile::open_part(&path) {
         Err(FormatError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            let count = opened.count;
-            return Err(FormatError::Split(SplitFault::Missing { part: number, count, path }));
+            return Err(FormatError::Split(missing(number, path, opened, name)));
         }
         other => other.map_err(|e| e.in_file(&path))?,
     };
@@ -183,6 +182,14 @@ fn open_sibling(
     };
     checked().map_err(|e: FormatError| e.in_file(&path))?;
     Ok(file)
+}
+
+/// All parts that are not there; `number` at `path` is the first.
+fn missing(number: u64, path: PathBuf, opened: &Part, name: &NumberedName<'_>) -> SplitFault {
+    let later = (number + 1..=opened.count).filter(|&number| number != opened.number);
+    let absent = |path: &PathBuf| matches!(path.try_exists(), Ok(false));
+    let later = later.map(|number| name.sibling(number)).filter(absent);
+    SplitFault::Missing { count: opened.count, paths: std::iter::once(path).chain(later).collect() }
 }
 
 /// Refuses a part that says it is of another model than the first part says.
