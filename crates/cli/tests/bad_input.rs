@@ -38,7 +38,7 @@ fn files_that_are_no_models_are_refused_with_what_they_are() {
     refused("text.gguf", b"once upon a time there was a long text", &["not a GGUF model"]);
     ends_with(&run(&place.name("absent.gguf"), &IDS), 1, &["absent.gguf", "smollm2-135m"]);
     std::fs::create_dir(place.path("empty")).unwrap();
-    ends_with(&run(&place.name("empty"), &IDS), 1, &["config.json", "missing"]);
+    ends_with(&run(&place.name("empty"), &IDS), 1, &["is empty", "config.json"]);
     ends_with(&run("", &IDS), 1, &["does not name a model"]);
 }
 
@@ -110,9 +110,9 @@ fn impossible_settings_are_named_with_the_limit() {
     ends(&["--selector", "snapkv+sinks(4)", "--budget", "35"], 1, &["budget of 35", "36"]);
     ends(&["--logit-bias", "1=1,999999=1"], 1, &["--logit-bias", "999999", "vocabulary"]);
     ends(&["--memory-limit", "64K"], 3, &["100 tokens", "limit is 64.00 KiB"]);
-    let usage: [(&[&str], &str); 34] = [
+    let usage: [(&[&str], &str); 37] = [
         (&["--budget", "auto"], "`auto` is not a count such as 4096"),
-        (&["--chunk", "auto"], "`auto` is not a count such as 4096"),
+        (&["--chunk", "soon"], "`soon` is neither auto nor a count such as 512"),
         (&["--chunk", "0"], "must be at least 1"),
         (&["--chunk", "-1"], "must be at least 1"),
         (&["--threads", "-1"], "must be at least 1"),
@@ -123,7 +123,16 @@ fn impossible_settings_are_named_with_the_limit() {
         (&["--dump-retained", "-"], "stdout has the answer"),
         (&["--score-block", "0"], "must be at least 1"),
         (&["--budget", "-5"], "must not be negative"),
-        (&["--budget", "99999999999999999999"], "is not a count"),
+        (
+            &["--budget", "99999999999999999999"],
+            "`99999999999999999999` is more than the largest count",
+        ),
+        (
+            &["--memory-limit", "99999999999TB"],
+            "`99999999999TB` is more than the largest size, 184467",
+        ),
+        (&["--memory-limit", "1e9"], "`1e9` is not a size such as 8GiB or 8G"),
+        (&["--max-tokens", "1e9"], "`1e9` is not a count such as 4096"),
         (&["--isa", "mmx"], "unknown instruction set `mmx`"),
         (&["--threads", "0"], "must be at least 1"),
         (&["--threads", "100000"], "4 for each of the"),

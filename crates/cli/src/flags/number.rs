@@ -8,10 +8,12 @@ pub fn count(text: &str) -> Result<usize, String> {
     if is_negative(text) {
         return Err("must not be negative".to_owned());
     }
-    let number = scaled(&text.to_ascii_lowercase(), &[("k", 1 << 10), ("m", 1 << 20)]);
-    number
-        .and_then(|number| usize::try_from(number).ok())
-        .ok_or_else(|| format!("`{text}` is not a count such as 4096, 128k or 1M"))
+    let number = scaled(text, &[("k", 1 << 10), ("m", 1 << 20)])
+        .and_then(|number| usize::try_from(number).map_err(|_| NoNumber::TooLarge));
+    number.map_err(|error| match error {
+        NoNumber::Malformed => format!("`{text}` is not a count such as 4096, 128k or 1M"),
+        NoNumber::TooLarge => format!("`{text}` is more than the largest count, {}", usize::MAX),
+    })
 }
 
 /// A count of at least 1.
@@ -46,6 +48,15 @@ fn is_negative(text: &str) -> bool {
     text.trim().parse::<f64>().is_ok_and(|number| number < 0.0)
 }
 
+/// Why a text is no number with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NoNumber {
+    /// It is something else.
+    Malformed,
+    /// It is one that 64 bits do not hold.
+    TooLarge,
+}
+
 /// A size such as 800MiB, 8G or 8GiB (powers of 1,024) or 8GB (powers of 1,000), in
 /// letters of any case.
 pub fn bytes(text: &str) -> Result<u64, String> {
@@ -64,24 +75,46 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         ("t", 1 << 40),
         ("b", 1),
     ];
-    scaled(&text.to_ascii_lowercase(), &UNITS).ok_or_else(|| {
-        format!("`{text}` is not a size such as 8GiB or 8G (of 1,024) or 8GB (of 1,000)")
+    scaled(text, &UNITS).map_err(|error| match error {
+        NoNumber::Malformed => format!(
+            "`{text}` is not a size such as 8GiB or 8G (of 1,024), 8GB (of 1,000) or 1000000000 \
+             (bytes); exponents are not taken"
+        ),
+        NoNumber::TooLarge => {
+            format!("`{text}` is more than the largest size, {} bytes (16 EiB less one)", u64::MAX)
+        }
     })
 }
 
-/// A number with an optional unit; fractions are allowed before one of more than 1.
-fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let text = text.trim();
+/// Digits with an optional unit; a fraction is allowed before one of more than 1.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, NoNumber> {
+    let text = text.trim().to_ascii_lowercase();
     let unit = units.iter().find_map(|(unit, value)| Some((text.strip_suffix(unit)?, *value)));
-    let (number, value) = unit.unwrap_or((text, 1));
-    let number = number.trim();
-    if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(value);
+    let (number, value) = unit.unwrap_or((&text, 1));
+    let (whole, fraction) = match number.trim().split_once('.') {
+        Some((whole, fraction)) if value > 1 => (whole, fraction),
+        Some(_) => return Err(NoNumber::Malformed),
+        None => (number.trim(), ""),
+    };
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) || (whole.is_empty() && fraction.is_empty()) {
+        return Err(NoNumber::Malformed);
     }
-    let fraction: f64 = number.parse().ok()?;
-    let scaled = fraction * value as f64;
-    let sensible = value > 1 && scaled.is_finite() && (0.0..9e18).contains(&scaled);
-    sensible.then_some(scaled as u64)
+    // The part of a unit, which is less than 2^53.
+    let part = match fraction {
+        "" => 0,
+        _ => {
+            let part: f64 = format!("0.{fraction}").parse().map_err(|_| NoNumber::Malformed)?;
+            (part * value as f64) as u64
+        }
+    };
+    // Digits that do not fit are too many.
+    let whole: u64 = match whole {
+        "" => 0,
+        _ => whole.parse().map_err(|_| NoNumber::TooLarge)?,
+    };
+    let scaled = whole.checked_mul(value).and_then(|scaled| scaled.checked_add(part));
+    scaled.ok_or(NoNumber::TooLarge)
 }
 
 #[cfg(test)]
@@ -97,14 +130,44 @@ mod tests {
         assert_eq!(bytes("8G"), Ok(8 << 30));
         assert_eq!(bytes("0.5G"), Ok(1 << 29));
         assert_eq!(bytes("100"), Ok(100));
-        for text in ["", "k", "-1", "1.5", "8X", "1e400k", "NaNk", "auto", "99999999999999999999"] {
-            assert!(count(text).is_err(), "{text}");
+        assert_eq!((count(".5k"), count("2.k")), (Ok(512), Ok(2048)));
+        for text in
+            ["", "k", ".", ".k", "1.5", "8X", "1e3", "1e4k", "infk", "NaNk", "auto", "+1", "0x1"]
+        {
+            let error = count(text).unwrap_err();
+            assert!(error.contains(&format!("`{text}` is not a count such as 4096")), "{error}");
         }
+        assert!(count("-1").is_err());
         assert!(positive("0").is_err());
         assert_eq!(positive("-1"), Err("must be at least 1".to_owned()));
         assert_eq!(count("-1"), Err("must not be negative".to_owned()));
         assert!(threads("4").is_ok() && threads("100000").is_err());
-        assert!(bytes("99999999999G").is_err());
+    }
+
+    #[test]
+    fn numbers_beyond_64_bits_are_too_large_and_the_largest_is_not() {
+        let most = u64::MAX.to_string();
+        assert_eq!(
+            (bytes(&most), bytes("18446744.0TB")),
+            (Ok(u64::MAX), Ok(18_446_744 * 10u64.pow(12)))
+        );
+        for text in [
+            "18446744073709551616",
+            "99999999999999999999TB",
+            "16777216TiB",
+            "18446744.1TB",
+            "99999999999TB",
+        ] {
+            let error = bytes(text).unwrap_err();
+            assert!(error.contains(&format!("`{text}` is more than the largest")), "{error}");
+            assert!(error.contains(&most), "{error}");
+        }
+        for text in ["1e9", "1e9G", "1E3", "0x10", "1_000", "1,000"] {
+            let error = bytes(text).unwrap_err();
+            assert!(error.contains(&format!("`{text}` is not a size such as 8GiB")), "{error}");
+        }
+        let error = count("99999999999999999999").unwrap_err();
+        assert!(error.contains("`99999999999999999999` is more than the largest count"), "{error}");
     }
 
     #[test]
