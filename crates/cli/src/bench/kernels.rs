@@ -6,6 +6,7 @@ use crate::flags::{CpuFlags, Precision};
 use crate::interrupt::Interrupt;
 use crate::output::{JsonTarget, Printer, note, table};
 use anyhow::Context;
+use clap::ValueEnum;
 use serde::Serialize;
 use tidekv::model::Shape;
 use tidekv::{Backend, Element};
@@ -16,9 +17,13 @@ use tidekv_cpu::{Cpu, Isa};
 ///
 /// Matrix products of one layer of Qwen2.5-0.5B and of Llama-3.1-8B (2,048 rows, packing included,
 /// from the types of their Q4_K_M files and from BF16), attention and scoring of their heads, and the
-/// matrix-vector products of decoding, for one sequence and for four at once. Takes a few minutes.
+/// matrix-vector products of decoding, for one sequence and for four at once. Takes a few minutes;
+/// --kernels measures some of them only.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Which kernels to measure [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    kernels: Vec<Kernel>,
     /// auto, or f32 for products in single precision
     #[arg(long, default_value = "auto")]
     precision: Precision,
@@ -44,12 +49,37 @@ struct Report {
 
 #[derive(Serialize)]
 struct Figure {
-    kernel: &'static str,
+    kernel: Kernel,
     what: String,
     /// Floating-point operations or bytes per second.
     rate: f64,
     /// Share of the f32 multiply-adds, or of the memory's rate.
     of_ceiling: f64,
+}
+
+/// A group of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Kernel {
+    /// Matrix products of a layer.
+    Product,
+    /// Causal attention of prefill.
+    Attention,
+    /// Scoring at a layer's end.
+    Score,
+    /// Matrix-vector products of decoding.
+    Vector,
+}
+
+impl Kernel {
+    fn name(self) -> &'static str {
+        match self {
+            Kernel::Product => "product",
+            Kernel::Attention => "attention",
+            Kernel::Score => "score",
+            Kernel::Vector => "vector",
+        }
+    }
 }
 
 /// Rows of activations, and queries of attention.
@@ -100,12 +130,12 @@ impl Report {
         }
     }
 
-    fn computes(&mut self, kernel: &'static str, what: String, sample: Sample) {
+    fn computes(&mut self, kernel: Kernel, what: String, sample: Sample) {
         let rate = sample.rate();
         self.kernels.push(Figure { kernel, what, rate, of_ceiling: rate / self.f32_peak_flops });
     }
 
-    fn reads(&mut self, kernel: &'static str, what: String, sample: Sample) {
+    fn reads(&mut self, kernel: Kernel, what: String, sample: Sample) {
         let rate = sample.rate();
         self.kernels.push(Figure { kernel, what, rate, of_ceiling: rate / self.read_bytes_per_s });
     }
@@ -113,7 +143,7 @@ impl Report {
     fn text(&self) -> String {
         let mut rows = vec![row(["kernel", "of", "10^9/s", "of the ceiling"])];
         for Figure { kernel, what, rate, of_ceiling } in &self.kernels {
-            rows.push(row([kernel, what, &giga(*rate), &percent(*of_ceiling)]));
+            rows.push(row([kernel.name(), what, &giga(*rate), &percent(*of_ceiling)]));
         }
         format!(
             "{}, {} threads: f32 multiply-adds {} GFLOP/s, 16-bit products {} Gop/s, memory read {} \
@@ -131,7 +161,7 @@ impl Report {
 }
 
 /// The matrices of a layer, summed.
-fn products(cpu: &Cpu, shape: &Shape, types: [WeightType; 7]) -> anyhow::Result<Sample> {
+fn layer_products(cpu: &Cpu, shape: &Shape, types: [WeightType; 7]) -> anyhow::Result<Sample> {
     let product = |([n, k], weights): ([usize; 2], WeightType)| {
         let sample = bench::product(cpu, weights, [ROWS, n, k]);
         sample.with_context(|| format!("{k} columns of {weights}"))
@@ -150,38 +180,48 @@ pub fn kernels(args: &Args, interrupt: &Interrupt) -> anyhow::Result<()> {
     let mut printer = Printer::beside(args.json.as_ref(), &[]);
     let config = args.cpu.config(args.precision);
     let cpu = Cpu::new(config)?;
-    note("measuring; this takes a few minutes");
+    let asked = |kernel: Kernel| args.kernels.is_empty() || args.kernels.contains(&kernel);
+    note(match args.kernels.is_empty() {
+        true => "measuring; this takes a few minutes",
+        false => "measuring; this takes up to a few minutes",
+    });
     let mut report = Report::new(&cpu, config.isa()?);
-    for Layer { name, shape, types } in layers()? {
-        for (what, types) in [("Q4_K_M", types), ("BF16", [WeightType::BF16; 7])] {
+    for layer in layers()? {
+        let Layer { name, shape, types } = &layer;
+        let products = [("Q4_K_M", *types), ("BF16", [WeightType::BF16; 7])];
+        for (what, types) in products.into_iter().filter(|_| asked(Kernel::Product)) {
             unless_interrupted(interrupt)?;
-            let sample = products(&cpu, &shape, types)?;
-            report.computes("product", format!("{name} layer, {what}"), sample);
+            let sample = layer_products(&cpu, shape, types)?;
+            report.computes(Kernel::Product, format!("{name} layer, {what}"), sample);
         }
-        let heads = Heads::of(&shape, Element::Bf16);
-        for n_keys in [8192, 32_768] {
+        let heads = Heads::of(shape, Element::Bf16);
+        for n_keys in [8192, 32_768].into_iter().filter(|_| asked(Kernel::Attention)) {
             unless_interrupted(interrupt)?;
             let sample = bench::attention(&cpu, &heads, ROWS, n_keys);
             let what = format!("{name}, D {}, {n_keys} keys", heads.head_dim);
-            report.computes("attention", what, sample);
+            report.computes(Kernel::Attention, what, sample);
         }
-        let sample = bench::scoring(&cpu, &heads, 32, 8192);
-        report.computes("score", format!("{name}, 32 queries, 8192 keys"), sample);
+        if asked(Kernel::Score) {
+            unless_interrupted(interrupt)?;
+            let sample = bench::scoring(&cpu, &heads, 32, 8192);
+            report.computes(Kernel::Score, format!("{name}, 32 queries, 8192 keys"), sample);
+        }
     }
-    for weights in [
+    let types = [
         WeightType::BF16,
         WeightType::Q8_0,
         WeightType::Q6K,
         WeightType::Q5_0,
         WeightType::Q4K,
         WeightType::Q4_0,
-    ] {
+    ];
+    for weights in types.into_iter().filter(|_| asked(Kernel::Vector)) {
         unless_interrupted(interrupt)?;
         for (n_vectors, what) in [(1, weights.to_string()), (4, format!("{weights}, 4 at once"))] {
             // Far beyond the caches.
             let sample = bench::vectors(&cpu, weights, [65_536, 4096], n_vectors);
             let sample = sample.with_context(|| format!("4096 columns of {weights}"))?;
-            report.reads("vector", what, sample);
+            report.reads(Kernel::Vector, what, sample);
         }
     }
     printer.print(&report.text())?;

@@ -180,6 +180,55 @@ fn a_chunk_is_chosen_for_speed_and_the_limit() {
 }
 
 #[test]
+fn the_kernels_asked_for_stand_beside_their_ceiling() {
+    let place = Place::new();
+    let file = place.name("kernels.json");
+    let score = ["bench", "kernels", "--kernels", "score", "--threads", "1", "--json", &file];
+    let output = tidekv(&score);
+    ends_with(&output, 0, &["measuring"]);
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["threads"], 1);
+    let ceiling = number(&report["f32_peak_flops"]);
+    for name in ["f32_peak_flops", "i16_peak_ops", "read_bytes_per_s"] {
+        assert!(number(&report[name]) > 1e6, "{report}");
+    }
+    let kernels = report["kernels"].as_array().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("  score ")).collect();
+    assert_eq!((kernels.len(), shown.len()), (2, 2), "{text}");
+    for (kernel, line) in kernels.iter().zip(shown) {
+        let (rate, share) = (number(&kernel["rate"]), number(&kernel["of_ceiling"]));
+        assert!(rate > 1e6 && share > 0.0, "{kernel}");
+        assert!((rate / ceiling / share - 1.0).abs() < 1e-6, "{kernel} of {ceiling}");
+        let what = kernel["what"].as_str().unwrap();
+        assert_eq!(kernel["kernel"], "score");
+        assert!(line.contains(what), "{line}");
+        let cells: Vec<&str> = line.split(what).nth(1).unwrap().split_whitespace().collect();
+        let [rate_shown, share_shown, "%"] = cells[..] else { panic!("{line}") };
+        let rate_shown: f64 = rate_shown.parse().unwrap();
+        let share_shown: f64 = share_shown.parse().unwrap();
+        assert!((rate_shown - rate / 1e9).abs() <= 0.051, "{line} is not {rate}");
+        assert!((share_shown - 100.0 * share).abs() <= 0.51, "{line} is not {share}");
+    }
+    // No figure but those.
+    assert!(
+        !["product ", "attention ", "vector "]
+            .iter()
+            .any(|name| { text.lines().any(|line| line.trim_start().starts_with(name)) }),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_kernel_that_is_not_there_is_refused_with_those_that_are() {
+    for list in ["scoring", "score,gemm", ""] {
+        let output = tidekv(&["bench", "kernels", "--kernels", list]);
+        ends_with(&output, 2, &["--kernels", "product, attention, score, vector"]);
+        assert!(!stderr(&output).contains("measuring"));
+    }
+}
+
+#[test]
 fn every_combination_is_run_and_its_figures_belong_together() {
     let place = Place::new();
     let model = place.model();
