@@ -270,15 +270,12 @@ fn row(name: &str, plans: &[(ScheduleKind, Plan)], cell: impl Fn(&Plan) -> Strin
 
 /// How long reading takes, or why that is not known though something was measured.
 fn time(estimate: Option<f64>, kept: &Kept) -> String {
-    match (estimate, kept) {
+    match (estimate, kept.said()) {
         (Some(time), _) => {
             format!("  about {} to read, by this machine's measured rates\n", seconds(time))
         }
-        (None, Kept::Other(whose)) => format!(
-            "  no time to read is known: the rates that were measured are of {whose}; `tidekv bench \
-             machine`, with the same --threads and --isa as here, measures again\n"
-        ),
-        (None, _) => String::new(),
+        (None, Some(other)) => format!("  no time to read is known: {other}\n"),
+        (None, None) => String::new(),
     }
 }
 

@@ -200,8 +200,13 @@ impl Args {
         let n_tokens: Vec<usize> = prompts.iter().map(|tokens| tokens.len()).collect();
         let kind = self.run.schedule;
         let choose = |rates| engine.choose_chunk((config, kind), &n_tokens, rates);
-        let kept = || self.cpu.kept(self.run.cache.storage.precision);
-        let rates = || Ok(kept()?.chunk_rates(self.cpu.pack));
+        let rates = || {
+            let kept = self.cpu.kept(self.run.cache.storage.precision)?;
+            if let Some(other) = kept.said() {
+                note(&other);
+            }
+            Ok(kept.chunk_rates(self.cpu.pack))
+        };
         let chosen = self.run.chosen_chunk(rates, choose)?;
         if let Some(chosen) = &chosen {
             config.schedule = kind.with_chunk(chosen.chunk);

@@ -85,6 +85,17 @@ impl Kept {
         }
     }
 
+    /// That something else was measured, and how to measure this.
+    pub fn said(&self) -> Option<String> {
+        match self {
+            Kept::Other(whose) => Some(format!(
+                "the rates that were measured are of {whose}; `tidekv bench machine`, with the same \
+                 --threads and --isa as here, measures again"
+            )),
+            Kept::Nothing | Kept::This(_) => None,
+        }
+    }
+
     /// What decides how large chunks should be.
     pub fn chunk_rates(&self, pack: Pack) -> Option<ChunkRates> {
         let Machine { product_flops, packed_weights_per_s, .. } = *self.machine()?;

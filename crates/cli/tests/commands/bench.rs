@@ -61,6 +61,11 @@ fn a_measured_machine_lets_plan_say_how_long_reading_takes() {
         std::fs::write(place.path("home/machine.json"), other.to_string()).unwrap();
         let said = time();
         assert!(said.contains(whose) && said.contains("`tidekv bench machine`"), "{said}");
+        let model = place.model();
+        let run = ["run", &model, "--prompt-ids", "1,2", "--max-tokens", "1", "--threads", "1"];
+        let auto = at_home(&place, &[&run[..], &["--chunk", "auto"]].concat());
+        ends_with(&auto, 0, &[whose, "`tidekv bench machine`"]);
+        assert!(!stderr(&at_home(&place, &run)).contains(whose));
     }
     std::fs::remove_file(place.path("home/machine.json")).unwrap();
     assert_eq!(time(), "");
