@@ -3,7 +3,7 @@
 
 use super::names::{self, Naming};
 use super::tensors::Table;
-use super::{ModelError, ModelSpec, Tensors, gguf, hf};
+use super::{ModelSpec, Tensors, gguf, hf};
 use crate::error::Error;
 use crate::text::{Tokenizer, VocabSource};
 use std::path::{Path, PathBuf};
@@ -60,10 +60,6 @@ impl ModelFile {
         let table = Table::new(&store, config.naming(&store)?);
         let spec = config.describe(&table)?;
         let tensors = table.tensors(&spec)?;
-        if config.has_own_head() && tensors.head.tensor.name == tensors.embedding.tensor.name {
-            let name = "lm_head.weight".to_owned();
-            return Err(ModelError::MissingTensor { name }.into());
-        }
         let beside = Beside::HuggingFace(directory.to_owned());
         Ok((spec, ModelFile { tensors, beside, store }))
     }

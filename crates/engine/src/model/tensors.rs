@@ -183,6 +183,12 @@ impl<'a> Table<'a> {
         Ok(tensor.shape.get(1).map_or(1, |&rows| usize::try_from(rows).unwrap_or(usize::MAX)))
     }
 
+    /// Length of a matrix's rows.
+    pub(super) fn cols(&self, name: &str) -> Result<usize, ModelError> {
+        let cols = self.get(name)?.shape.first().copied().unwrap_or(0);
+        Ok(usize::try_from(cols).unwrap_or(usize::MAX))
+    }
+
     /// The numbers of a vector of `len` elements.
     pub(super) fn numbers(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.vector(name, len)?.read(self.store))

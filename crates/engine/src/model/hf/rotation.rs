@@ -4,7 +4,7 @@
 //! have all of it in `rope_parameters`, for all layers or for each type of layer
 //! (<https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py>).
 
-use super::{Config, bad, count, float, scaling};
+use super::{Config, bad, count, float, object, scaling};
 use crate::model::{Architecture, ModelError, RopeScaling, RopeSpec, RopeStyle, Shape};
 use serde_json::{Map, Value};
 
@@ -27,6 +27,9 @@ impl Layers {
     }
 }
 
+/// What a file says about each of [`Layers`], in their order.
+type ByLayers<'c> = [Option<&'c Map<String, Value>>; 2];
+
 /// A base that a file may state, and what the reference takes where it does not.
 #[derive(Debug, Clone, Copy)]
 struct Base {
@@ -41,23 +44,18 @@ impl Config {
     /// # Errors
     /// A rotation that is not supported, or two that contradict each other.
     pub(super) fn ropes(&self, shape: &Shape) -> Result<Vec<RopeSpec>, ModelError> {
-        let default = match self.architecture {
-            Architecture::Gemma3 => 1_000_000.0,
-            Architecture::SmolLm3 => 2_000_000.0,
-            _ => 10_000.0,
-        };
-        let base = Base { key: "rope_theta", default };
+        let base = Base { key: "rope_theta", default: self.family.rope_base };
         let global = self.rope(shape, Layers::Full, base)?;
-        if self.architecture != Architecture::Gemma3 {
+        let Some(window_base) = self.family.window_rope_base else {
             let apart = self.stated(Layers::Sliding)?.iter().any(Option::is_some);
             if apart && self.rope(shape, Layers::Sliding, base)? != global {
                 return Err(feature("rotations that differ between types of layers"));
             }
             return Ok(vec![global]);
-        }
+        };
         // What is stated for all layers concerns those that see everything: a window never
         // reaches beyond the trained context.
-        let base = Base { key: "rope_local_base_freq", default: 10_000.0 };
+        let base = Base { key: "rope_local_base_freq", default: window_base };
         let local = self.rope(shape, Layers::Sliding, base)?;
         if local.scaling != RopeScaling::None {
             return Err(feature("RoPE scaling in layers with a window"));
@@ -71,21 +69,44 @@ impl Config {
         let mut stated = [None; 2];
         for (stated, place) in stated.iter_mut().zip(PLACES) {
             let Some(of_all) = self.object(place)? else { continue };
-            let by_type = [Layers::Full, Layers::Sliding].map(|layers| of_all.get(layers.name()));
-            let own = match by_type.iter().any(Option::is_some) {
-                true => match of_all.get(layers.name()) {
-                    None | Some(Value::Null) => None,
-                    Some(Value::Object(own)) => Some(own),
-                    Some(other) => {
-                        let key = format!("{place}.{}", layers.name());
-                        return Err(bad(&key, other, "must be an object"));
-                    }
-                },
-                false => Some(of_all).filter(|_| layers == Layers::Full),
+            let own = match self.by_type(place, of_all)? {
+                Some(by_type) => by_type[layers as usize],
+                None => Some(of_all).filter(|_| layers == Layers::Full),
             };
             *stated = own.filter(|own| !own.is_empty());
         }
         Ok(stated)
+    }
+
+    /// What an object says about each of [`Layers`], where it tells them apart.
+    fn by_type<'c>(
+        &self,
+        place: &str,
+        of_all: &'c Map<String, Value>,
+    ) -> Result<Option<ByLayers<'c>>, ModelError> {
+        let names = [Layers::Full, Layers::Sliding].map(Layers::name);
+        let tells_apart = names.iter().any(|&name| of_all.contains_key(name));
+        let must_tell = self.family.window_rope_base.is_some() && place == PLACES[0];
+        if !(tells_apart || must_tell) {
+            return Ok(None);
+        }
+        let of_type = |name: &str| object(of_all, name).map_err(|error| under(place, error));
+        let by_type = [of_type(names[0])?, of_type(names[1])?];
+        // The reference reads nothing beside them: what is not said of each type is lost.
+        let lost = |(key, value): &(&String, &Value)| {
+            let plain = ["rope_type", "type"].contains(&key.as_str()) && *value == "default";
+            let said = |own: &Map<String, Value>| own.get(*key) == Some(*value);
+            let said_of_each = by_type.iter().flatten().all(|own| said(own)) && tells_apart;
+            !(names.contains(&key.as_str()) || value.is_null() || plain || said_of_each)
+        };
+        match of_all.iter().find(lost) {
+            None => Ok(Some(by_type)),
+            Some((key, value)) => {
+                let reason = "must be stated in `full_attention` and `sliding_attention`, which \
+                              have a rotation each";
+                Err(bad(&format!("{place}.{key}"), value, reason))
+            }
+        }
     }
 
     /// The rotation of some layers.
@@ -130,7 +151,16 @@ impl Config {
                 format!("the `rope_theta` beside the scaling is {own}; keep the right one");
             return Err(bad(base.key, beside, &reason));
         }
-        let partial = match (self.architecture, float(parameters, "partial_rotary_factor")?) {
+        let stated_base = own_base.or(beside).unwrap_or(base.default);
+        if stated_base <= 1.0 {
+            let (key, value) = match parameters.get("rope_theta").filter(|own| !own.is_null()) {
+                Some(own) => ("rope_theta", Some(own)),
+                None => (base.key, self.get(base.key)),
+            };
+            return Err(bad(key, value.unwrap_or(&Value::Null), "must be above 1"));
+        }
+        let partial = match (self.family.architecture, float(parameters, "partial_rotary_factor")?)
+        {
             (Architecture::Phi3, None) => float(&self.fields, "partial_rotary_factor")?,
             (Architecture::Phi3, factor) => factor,
             // The reference rotates whole heads in the other families, whatever is stated.
@@ -145,15 +175,28 @@ impl Config {
             Some(original) => Some(original),
             None => self.count(scaling::ORIGINAL)?,
         };
-        let (scaling, factors) = scaling::read(parameters, shape.context, original)?;
+        // What the family assumes matters where the rotation changes there.
+        let or_assumed = original.or(self.family.trained_context);
+        let (scaling, factors) = scaling::read(parameters, shape.context, or_assumed)?;
         let trained_context = match scaling {
             // It begins where the stated context ends.
             RopeScaling::Dynamic { .. } => shape.context,
+            RopeScaling::LongRope { .. } => or_assumed.unwrap_or(shape.context),
             _ => original.unwrap_or(shape.context),
         };
-        let style = RopeStyle::of(self.architecture);
-        let base = own_base.or(beside).unwrap_or(base.default) as f32;
+        let style = RopeStyle::of(self.family.architecture);
+        let base = stated_base as f32;
         Ok(RopeSpec { style, base, dims, scaling, trained_context, factors })
+    }
+}
+
+/// An error about a value of the object that stands under `place`.
+fn under(place: &str, error: ModelError) -> ModelError {
+    match error {
+        ModelError::Value { key, value, reason } => {
+            ModelError::Value { key: format!("{place}.{key}"), value, reason }
+        }
+        other => other,
     }
 }
 
@@ -164,17 +207,12 @@ fn feature(feature: &str) -> ModelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::hf::tests::small;
     use serde_json::json;
 
     /// Rotations of a small model whose file also has `fields`.
     fn ropes(model_type: &str, fields: Value) -> Result<Vec<RopeSpec>, String> {
-        let mut config = json!({
-            "model_type": model_type, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
-            "num_hidden_layers": 6, "intermediate_size": 128, "max_position_embeddings": 4096,
-        });
-        let all = config.as_object_mut().unwrap();
-        all.extend(fields.as_object().unwrap().clone());
-        let config = Config::of(all.clone(), None).unwrap();
+        let config = small(model_type, fields);
         let shape = config.shape(1).unwrap();
         config.ropes(&shape).map_err(|error| error.to_string())
     }
@@ -202,10 +240,6 @@ mod tests {
         let read: Vec<_> = of_older.iter().map(|rope| (rope.base, rope.scaling)).collect();
         assert_eq!(read, [(2e6, linear(8.0)), (5e3, RopeScaling::None)]);
         assert_eq!(ropes("gemma3_text", newer).unwrap(), of_older);
-        // One object for all layers leaves those with a window as they are.
-        let flat = json!({"rope_parameters": {"rope_type": "linear", "factor": 8, "rope_theta": 2e6},
-            "rope_local_base_freq": 5e3});
-        assert_eq!(ropes("gemma3_text", flat).unwrap(), of_older);
     }
 
     #[test]
@@ -265,5 +299,51 @@ mod tests {
         assert_eq!(ropes("gemma3_text", older).unwrap()[0].scaling, linear(2.0));
         let error = ropes("gemma3_text", by_type(one, json!([]))).unwrap_err();
         assert!(error.contains("rope_parameters.sliding_attention = []"), "{error}");
+    }
+    #[test]
+    fn what_gemma_3_says_of_all_layers_is_not_lost() {
+        // The reference reads the rotation of each type of layers and nothing else.
+        for (flat, words) in [
+            (json!({"rope_theta": 2e6}), "rope_parameters.rope_theta = 2000000.0"),
+            (json!({"rope_type": "linear", "factor": 8}), "rope_parameters.factor = 8"),
+            (json!({"rope_type": "yarn"}), "rope_parameters.rope_type = \"yarn\""),
+        ] {
+            let error = ropes("gemma3_text", json!({"rope_parameters": flat})).unwrap_err();
+            assert!(error.contains(words) && error.contains("`sliding_attention`"), "{error}");
+        }
+        let silent = ropes("gemma3_text", json!({})).unwrap();
+        for nothing in [json!({}), json!({"rope_type": "default", "rope_theta": null})] {
+            let read = ropes("gemma3_text", json!({"rope_parameters": nothing}));
+            assert_eq!(read, Ok(silent.clone()), "{nothing}");
+        }
+        // The older place is about the layers that see everything.
+        let older = json!({"rope_scaling": {"rope_type": "linear", "factor": 8}});
+        let scalings: Vec<_> =
+            ropes("gemma3_text", older).unwrap().iter().map(|rope| rope.scaling).collect();
+        assert_eq!(scalings, [linear(8.0), RopeScaling::None]);
+    }
+
+    #[test]
+    fn what_is_said_of_all_layers_and_of_each_type_has_to_agree() {
+        let both = |beside: Value| {
+            let own = json!({"rope_type": "default", "rope_theta": 1e6});
+            let mut all = json!({"full_attention": own, "sliding_attention": own});
+            all.as_object_mut().unwrap().extend(beside.as_object().unwrap().clone());
+            json!({"rope_parameters": all})
+        };
+        for model_type in ["qwen2", "gemma3_text"] {
+            let alone = ropes(model_type, both(json!({}))).unwrap();
+            for same in [json!({"rope_theta": 1e6}), json!({"rope_type": "default"})] {
+                assert_eq!(ropes(model_type, both(same)), Ok(alone.clone()));
+            }
+            for (other, words) in [
+                (json!({"rope_theta": 1e4}), "rope_parameters.rope_theta = 10000.0"),
+                (json!({"rope_type": "linear"}), "rope_parameters.rope_type = \"linear\""),
+                (json!({"factor": 2}), "rope_parameters.factor = 2"),
+            ] {
+                let error = ropes(model_type, both(other)).unwrap_err();
+                assert!(error.contains(words) && error.contains("`full_attention`"), "{error}");
+            }
+        }
     }
 }

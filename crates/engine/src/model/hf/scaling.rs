@@ -1,6 +1,7 @@
 //! RoPE scaling by the fields of `rope_scaling` or `rope_parameters`
 //! (<https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py>).
 
+use super::fields::number;
 use super::{bad, float};
 use crate::model::{ModelError, RopeFactors, RopeScaling, Yarn};
 use serde_json::{Map, Value};
@@ -173,10 +174,8 @@ fn numbers(parameters: &Map<String, Value>, key: &str) -> Result<Vec<f32>, Model
         Some(Value::Array(list)) => list,
         Some(other) => return Err(bad(key, other, "must be a list of numbers")),
     };
-    let number = |(index, value): (usize, &Value)| match value.as_f64() {
-        Some(number) => Ok(number as f32),
-        None => Err(bad(&format!("{key}[{index}]"), value, "must be a number")),
-    };
+    let number =
+        |(index, value): (usize, &Value)| Ok(number(&format!("{key}[{index}]"), value)? as f32);
     list.iter().enumerate().map(number).collect()
 }
 
