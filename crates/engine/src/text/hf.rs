@@ -5,7 +5,7 @@ use super::error::TextError;
 use super::sentencepiece::{Pieces, SentencePiece, byte_of};
 use super::tokenizer::{Parts, Strip, TextModel, end_tokens};
 use super::vocab::TokenKind;
-use json::{AddedToken, BpeJson, GenerationConfig, TokenizerConfig, TokenizerJson};
+use json::{AddedToken, BpeJson, GenerationConfig, ModelConfig, TokenizerConfig, TokenizerJson};
 use pipeline::{Pipeline, Spelling};
 use std::collections::{HashMap, HashSet};
 use tokenizers::models::bpe::{Merges, Vocab};
@@ -28,6 +28,7 @@ const MAX_HOLES: usize = 4096;
 
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const MODEL_CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -55,6 +56,9 @@ pub struct HfTokenizerFiles {
     pub tokenizer_config: Option<Vec<u8>>,
     /// `generation_config.json`, at most [`MAX_CONFIG_BYTES`]: ids that end generation.
     pub generation_config: Option<Vec<u8>>,
+    /// `config.json`, at most [`MAX_CONFIG_BYTES`]: ids that end generation where `generation_config.json` has
+    /// none.
+    pub model_config: Option<Vec<u8>>,
     /// `special_tokens_map.json`, at most [`MAX_CONFIG_BYTES`]: BOS and EOS where `tokenizer_config.json` has
     /// none.
     pub special_tokens_map: Option<Vec<u8>>,
@@ -125,6 +129,8 @@ impl Config {
         let config: TokenizerConfig = optional(TOKENIZER_CONFIG, &files.tokenizer_config)?;
         let map: TokenizerConfig = optional(SPECIAL_TOKENS_MAP, &files.special_tokens_map)?;
         let generation: GenerationConfig = optional(GENERATION_CONFIG, &files.generation_config)?;
+        let model: ModelConfig = optional(MODEL_CONFIG, &files.model_config)?;
+        let eos = generation.eos_token_id.or_else(|| model.eos_token_id());
         let text = |first: Option<json::TokenText>, second: Option<json::TokenText>| {
             first.or(second).map(|token| token.text().to_owned())
         };
@@ -133,7 +139,7 @@ impl Config {
             bos: text(config.bos_token, map.bos_token),
             eos: text(config.eos_token, map.eos_token),
             add_bos: config.add_bos_token,
-            eos_ids: generation.eos_token_id.map(|ids| ids.ids().to_vec()).unwrap_or_default(),
+            eos_ids: eos.map(|ids| ids.ids().to_vec()).unwrap_or_default(),
             chat_template: own_file
                 .or_else(|| config.chat_template.and_then(json::ChatTemplates::default_one)),
             added: config.added_tokens_decoder.into_iter().collect(),

@@ -72,6 +72,7 @@ pub(in crate::model) fn tokenizer_files(directory: &Path) -> Result<HfTokenizerF
         )?,
         tokenizer_config: config("tokenizer_config.json")?,
         generation_config: config("generation_config.json")?,
+        model_config: config("config.json")?,
         special_tokens_map: config("special_tokens_map.json")?,
         chat_template: read(directory, "chat_template.jinja", MAX_CHAT_TEMPLATE_BYTES)?,
     })

@@ -163,6 +163,20 @@ pub(super) struct GenerationConfig {
     pub(super) eos_token_id: Option<OneOrMore>,
 }
 
+/// `config.json`: models that also see have another one in it, of their language model.
+#[derive(Default, Deserialize)]
+pub(super) struct ModelConfig {
+    eos_token_id: Option<OneOrMore>,
+    text_config: Option<GenerationConfig>,
+}
+
+impl ModelConfig {
+    /// Ids that end generation.
+    pub(super) fn eos_token_id(self) -> Option<OneOrMore> {
+        self.eos_token_id.or_else(|| self.text_config?.eos_token_id)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum OneOrMore {

@@ -192,6 +192,27 @@ fn ends_come_from_both_configurations() {
 }
 
 #[test]
+fn ends_are_those_of_the_model_where_generation_has_none() {
+    let with = |generation: Value, model: Value| {
+        let files = HfTokenizerFiles {
+            generation_config: Some(generation.to_string().into_bytes()),
+            model_config: Some(model.to_string().into_bytes()),
+            ..with_config(&pieces(), json!({"eos_token": "</s>"}))
+        };
+        Tokenizer::from_hf(&files).map(|tokenizer| tokenizer.eos().to_vec())
+    };
+    let nested = json!({"text_config": {"eos_token_id": 1}});
+    for silent in [json!({}), json!({"eos_token_id": null})] {
+        assert_eq!(with(silent.clone(), json!({"eos_token_id": [0, 1]})).unwrap(), [0, 1, 2]);
+        assert_eq!(with(silent.clone(), nested.clone()).unwrap(), [1, 2]);
+        assert_eq!(with(silent, json!({"eos_token_id": null})).unwrap(), [2]);
+    }
+    assert_eq!(with(json!({"eos_token_id": 0}), nested).unwrap(), [0, 2]);
+    let error = with(json!({}), json!({"eos_token_id": 9999})).unwrap_err().to_string();
+    assert!(error.contains("token id 9999 is not in the vocabulary"), "{error}");
+}
+
+#[test]
 fn chat_templates_have_three_places() {
     let source = |files: &HfTokenizerFiles| {
         Tokenizer::from_hf(files).unwrap().chat_template().unwrap().source().to_owned()
