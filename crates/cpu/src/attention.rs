@@ -2,8 +2,9 @@
 
 use crate::pool::Shares;
 use crate::product::Compute;
+use crate::sizes::query_rows;
 use std::num::NonZeroUsize;
-use tidekv_kernels::attention::{Attend, attend, tile_positions};
+use tidekv_kernels::attention::{Attend, attend};
 use tidekv_kernels::kv::KvLayout;
 
 /// Part of the largest attention task that the last ones have: shorter ones would
@@ -38,7 +39,7 @@ impl Compute<'_> {
     ) {
         let AttendRows { layout, kv: [k, v], n_kv_heads, group, n_rows, .. } = *rows;
         let head_bytes = k.len() / n_kv_heads;
-        let most = tile_positions(group);
+        let most = query_rows(group, self.pool.n_threads());
         let least = (most / SMALLEST_PART).max(1);
         let shares = Shares { least, most: most / least * least, threads: self.pool.n_threads() };
         // Later rows see more keys and cost more: they go first, so that no

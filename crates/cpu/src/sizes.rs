@@ -82,7 +82,8 @@ impl CpuSizes {
     pub(crate) fn per_thread(&self, shape: &Shape, window: usize) -> usize {
         let layout = kv_layout(shape, Element::F32);
         let group = shape.group();
-        let attention = attend_scratch_len(self.isa, layout, tile_positions(group), group);
+        let attention =
+            attend_scratch_len(self.isa, layout, query_rows(group, self.n_threads), group);
         let scoring = score_scratch_len(layout, window) + group * KEY_BLOCK;
         attention.max(if window > 0 { scoring } else { 0 })
     }
@@ -96,6 +97,17 @@ impl CpuSizes {
 /// Floats of the widest vector of decode's products in fixed point.
 pub(crate) fn widest_in_fixed_point(shape: &Shape) -> usize {
     fixed_len(shape.d_model.max(shape.q_cols()).max(shape.d_ff))
+}
+
+/// Query rows of one attention task: a tile of the kernel, which every expanded key block serves;
+/// where many threads have one each, a part of it, so that their scratch together grows no further.
+pub(crate) fn query_rows(group: usize, n_threads: usize) -> usize {
+    /// Threads that have whole tiles.
+    const WHOLE: usize = 4;
+    /// Stacked rows below which expanding a block would cost too much.
+    const LEAST: usize = 112;
+    let tile = tile_positions(group);
+    (tile * WHOLE / n_threads.max(WHOLE)).max(LEAST / group).max(1).min(tile)
 }
 
 /// Active K/V of one KV head.
