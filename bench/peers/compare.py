@@ -36,7 +36,9 @@ def tidekv(args: argparse.Namespace, tokens: int) -> dict:
     command += ["--decode", str(args.decode), "--json", "-"]
     report = json.loads(output(command))
     run = report["runs"][0]
-    return {"prefill_s": run["ttft_s"][0], "decode_tokens_per_s": run["decode_tokens_per_s"][0]}
+    # There is none behind a prompt that fills the context.
+    decode = next(iter(run["decode_tokens_per_s"]), None)
+    return {"prefill_s": run["ttft_s"][0], "decode_tokens_per_s": decode}
 
 
 def llama(args: argparse.Namespace, tokens: int) -> dict:

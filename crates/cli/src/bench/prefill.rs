@@ -93,7 +93,7 @@ struct Case {
     predicted_s: f64,
     /// Seconds to the first token, of every round.
     ttft_s: Vec<f64>,
-    /// Tokens per second after it, of every round.
+    /// Tokens per second after it, of every round; none behind a prompt that fills the context.
     decode_tokens_per_s: Vec<f64>,
     /// Seconds of every phase in the median round.
     phases_s: BTreeMap<&'static str, f64>,
@@ -231,7 +231,7 @@ impl Args {
             case.phases_s =
                 Phase::ALL.map(|phase| (phase.name(), times.of(phase).as_secs_f64())).into();
         }
-        case.decode_tokens_per_s.push(decode_rate(&mut session, self.decode.get(), token)?);
+        case.decode_tokens_per_s.extend(decode_rate(&mut session, self.decode.get(), token)?);
         unless_interrupted(interrupt)?;
         let facts =
             Facts { process_peak_anon_bytes: watch.anonymous.bytes(), ttft_s, ..Facts::default() };
@@ -259,18 +259,22 @@ fn predicted(
     Ok(work.seconds(products.rate(), attention.rate()))
 }
 
-/// Tokens per second of feeding `n` tokens one after the other.
+/// Tokens per second of feeding `n` tokens one after the other; `None` behind a prompt that fills the
+/// model's context.
 fn decode_rate(
     session: &mut Session<'_, Cpu>,
     n: usize,
     mut token: impl FnMut() -> u32,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<Option<f64>> {
     let n = n.min(session.room());
+    if n == 0 {
+        return Ok(None);
+    }
     let start = Instant::now();
     for _ in 0..n {
         session.feed(token())?;
     }
-    Ok(n as f64 / start.elapsed().as_secs_f64())
+    Ok(Some(n as f64 / start.elapsed().as_secs_f64()))
 }
 
 impl Report {
@@ -305,7 +309,10 @@ impl Report {
                 &percent(run.flops / time / self.f32_peak_flops),
                 &seconds(run.predicted_s),
                 &format!("{:.1} %", 100.0 * run.compression()),
-                &format!("{:.1}", median(&run.decode_tokens_per_s)),
+                &match run.decode_tokens_per_s.as_slice() {
+                    [] => "no room".to_owned(),
+                    rates => format!("{:.1}", median(rates)),
+                },
                 &bytes(memory.map(|memory| memory.accounted_peak_bytes)),
                 &bytes(memory.map(|memory| memory.transient_peak_bytes)),
             ]));

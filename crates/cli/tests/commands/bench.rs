@@ -272,6 +272,20 @@ fn every_combination_is_run_and_its_figures_belong_together() {
 }
 
 #[test]
+fn behind_a_prompt_that_fills_the_context_no_token_is_timed() {
+    let place = Place::new();
+    let model = place.model();
+    let bench =
+        |more: &[&str]| tidekv(&[&["bench", "prefill", &model, "--tokens", "8192"], more].concat());
+    let output = bench(&["--json", "-"]);
+    ends_with(&output, 0, &[]);
+    assert_eq!(json(&output)["runs"][0]["decode_tokens_per_s"], Value::Array(Vec::new()));
+    let output = bench(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("no room"), "{text}");
+}
+
+#[test]
 fn impossible_measurements_are_refused_before_any_starts() {
     let place = Place::new();
     let bench = |args: &[&str]| tidekv(&[&["bench", "prefill", &place.model()], args].concat());
