@@ -53,7 +53,7 @@ const MAX_JSON_DEPTH: usize = 64;
 /// messages. Two things cost no fuel, and a template can make them endless: lists
 /// that are added, each the sum of the one before with itself, and elements of such
 /// sums by index. Published templates take milliseconds.
-const TIME: Duration = Duration::from_secs(3);
+const TIME: Duration = Duration::from_secs(6);
 
 /// What a MiB of messages adds: a thousand times what a pass over it takes.
 const TIME_PER_MEGABYTE: Duration = Duration::from_secs(1);
