@@ -11,7 +11,7 @@ use tidekv::model::RopeScaling;
 use tidekv::{Engine, Model};
 use tidekv_cpu::{Cpu, CpuConfig};
 use tidekv_fetch::{ModelRef, Progress, Pulled, Sources, Store};
-use tidekv_format::{NumberedName, is_gguf_model_name};
+use tidekv_format::{NumberedName, is_gguf_model_name, listed};
 
 /// Help text of every model argument.
 pub const MODEL_HELP: &str = "A GGUF file (any part of a split one) or a directory of one, a Hugging Face directory, a known \
@@ -198,17 +198,6 @@ impl Models {
 /// Whether a path leads to a regular file that is not empty.
 fn has_bytes(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0)
-}
-
-/// Up to ten paths in one line.
-fn listed(paths: &[PathBuf]) -> String {
-    const SHOWN: usize = 10;
-    let shown = paths.iter().take(SHOWN).map(|path| path.display().to_string());
-    let names = shown.collect::<Vec<_>>().join(", ");
-    match paths.len().saturating_sub(SHOWN) {
-        0 => names,
-        more => format!("{names} and {more} more"),
-    }
 }
 
 /// Opens a model; reads its header only.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::looks_like::LooksLike;
 
-pub use fault::{LayoutFault, ShardFault, SplitFault};
+pub use fault::{LayoutFault, ShardFault, SplitFault, listed};
 pub use limit::Limit;
 
 /// Why a file cannot be used as a model. The path is named only where the operating system failed:

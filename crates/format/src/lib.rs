@@ -33,7 +33,7 @@ mod store;
 mod tensor_type;
 mod truncation;
 
-pub use error::{CutOff, FormatError, LayoutFault, Limit, ShardFault, SplitFault, Table};
+pub use error::{CutOff, FormatError, LayoutFault, Limit, ShardFault, SplitFault, Table, listed};
 pub use gguf::{Array, GgufFile, GgufHeader, GgufModel, Metadata, Value, parse_header};
 pub use layout::TensorInfo;
 pub use looks_like::LooksLike;

@@ -91,15 +91,18 @@ fn a_change_behind_the_stamp_shows_by_its_time_or_under_a_closer_look() {
     assert!(matches!(look(Look::Bytes), Trust::Differs(_)));
 }
 
+/// What a file published as `ABC` is by its stamp.
+fn by_stamp(path: &Path) -> Trust {
+    let published = Published { n_bytes: Some(3), sha256: ABC };
+    trust(path, published, Look::Stamp, &mut Silent).unwrap()
+}
+
 #[cfg(unix)]
 #[test]
 fn a_change_shows_though_its_time_was_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let look = || {
-        let published = Published { n_bytes: Some(3), sha256: ABC };
-        trust(&path, published, Look::Stamp, &mut Silent).unwrap()
-    };
+    let look = || by_stamp(&path);
     let write = |text| {
         // So that the clock of the file system, which ticks every few milliseconds, moves on.
         std::thread::sleep(Duration::from_millis(50));
@@ -126,10 +129,7 @@ fn a_change_shows_though_its_time_was_put_back() {
 fn a_change_within_one_tick_of_the_clock_shows() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let look = || {
-        let published = Published { n_bytes: Some(3), sha256: ABC };
-        trust(&path, published, Look::Stamp, &mut Silent).unwrap()
-    };
+    let look = || by_stamp(&path);
     fs::write(&path, "abc").unwrap();
     let written = fs::metadata(&path).unwrap().modified().unwrap();
     assert_eq!((look(), look()), (Trust::Digest, Trust::Digest));

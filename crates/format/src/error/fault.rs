@@ -255,7 +255,7 @@ pub enum ShardFault {
 }
 
 /// Up to ten paths in one line.
-fn listed(paths: &[PathBuf]) -> String {
+pub fn listed(paths: &[PathBuf]) -> String {
     const SHOWN: usize = 10;
     let shown = paths.iter().take(SHOWN).map(|path| path.display().to_string());
     let shown = shown.collect::<Vec<_>>().join(", ");

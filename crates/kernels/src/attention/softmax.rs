@@ -43,7 +43,7 @@ impl Running {
 pub(crate) fn see<L: Lanes>(lanes: L, logits: &mut [f32], visible: &Range<usize>) -> f32 {
     hide(lanes, logits, visible);
     let mut largest = lanes.splat(f32::NEG_INFINITY);
-    for vector in seen(lanes, logits, visible).chunks_exact(L::N) {
+    for vector in seen::<L>(logits, visible).chunks_exact(L::N) {
         largest = lanes.max(lanes.load(vector), largest);
     }
     lanes.reduce_max(largest)
@@ -64,7 +64,7 @@ pub(crate) fn weigh<L: Lanes>(
 ) -> f32 {
     let max = lanes.splat(max);
     let mut sums = lanes.splat(0.0);
-    for vector in seen(lanes, logits, visible).chunks_exact_mut(L::N) {
+    for vector in seen::<L>(logits, visible).chunks_exact_mut(L::N) {
         let weight = exp_nonpositive(lanes, lanes.sub(lanes.load(vector), max));
         lanes.store(weight, vector);
         sums = lanes.add(sums, weight);
@@ -74,7 +74,7 @@ pub(crate) fn weigh<L: Lanes>(
 
 /// The vectors that have a visible logit.
 #[inline(always)]
-fn seen<'a, L: Lanes>(_: L, logits: &'a mut [f32], visible: &Range<usize>) -> &'a mut [f32] {
+fn seen<'a, L: Lanes>(logits: &'a mut [f32], visible: &Range<usize>) -> &'a mut [f32] {
     assert!(visible.start < visible.end && visible.end <= KEY_BLOCK);
     &mut logits[visible.start / L::N * L::N..visible.end.next_multiple_of(L::N)]
 }

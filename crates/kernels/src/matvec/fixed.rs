@@ -112,7 +112,7 @@ impl HalvesKernel for Fix<'_> {
                 let low = lanes.mul(lanes.load(part), inverse);
                 let high = lanes.mul(lanes.load(&part[L::N..]), inverse);
                 let packed = lanes.pack_halves(low, high);
-                total = lanes.add_i32(total, lanes.dot_i16(packed, ones));
+                total = lanes.add_dot_i16(total, packed, ones);
                 lanes.store(lanes.of_bits(packed), &mut words[half * L::N..]);
             }
             // Below 2^24, so exact.
